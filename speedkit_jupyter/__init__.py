@@ -98,14 +98,14 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext speedkit_jupyter`: add %speedkit and %%speedbench."""
+    """Run `%load_ext speedkit_jupyter`: add the magics; start `auto` if SPEEDKIT_AUTO is 1."""
     from speedkit_jupyter.notebook.shell import register
 
     register(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """`%unload_ext speedkit_jupyter`: restore everything and take the magics away."""
+    """Run `%unload_ext speedkit_jupyter`: restore all plans, end extras, remove the magics."""
     from speedkit_jupyter.notebook.shell import unregister
 
     unregister(shell)

@@ -30,7 +30,7 @@ def main() -> int:
     os.dup2(2, 1)  # prints of the loaded files go to stderr
     try:
         found = check(given.candidate, given.reference, inputs, **options)
-    except Exception as error:  # also of the reference or the inputs
+    except Exception as error:  # including errors in the user's files
         print(in_a_line(error), file=sys.stderr)
         return 2
     print(found.to_json() if given.json else found, file=answers, flush=True)

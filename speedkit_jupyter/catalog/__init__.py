@@ -39,13 +39,13 @@ CATALOG: list[Optimization] = [
 
 
 def add(entry: Optimization) -> None:
-    """Insert an extra's or the user's entry in front of the entry named in `before`, else last."""
+    """Insert `entry` into CATALOG in front of the entry named `entry.before`, or at the end."""
     names = [one.name for one in CATALOG]
     CATALOG.insert(names.index(entry.before) if entry.before in names else len(names), entry)
 
 
 def find(name: str) -> Optimization | None:
-    """Return the entry with this name or alias, or None."""
+    """Return the entry with this name or alias; None if the name is unknown."""
     return next((entry for entry in CATALOG if name == entry.name or name in entry.aliases), None)
 
 

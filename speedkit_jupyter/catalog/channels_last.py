@@ -117,14 +117,14 @@ class ChannelsLast(Optimization):
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
-    """Return a convolution per weight whose memory no other tensor shares; note views in `memo`."""
+    """Return one convolution for each weight in unshared memory; note views in `memo.followed`."""
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
     followed, found = target.memo.followed, []
     for module in modules.values():
         weight = weight_of(module)
-        if target.search:  # the first result stays: a hidden plan is applied again as before
+        if target.search:  # the first result stays, so that a hidden plan comes back unchanged
             followed.setdefault(module, has_views(weight))
         is_alone = users[weight.data_ptr()] == 1 and has_own_storage(weight)
         if is_alone and not followed.get(module, False):

@@ -25,8 +25,8 @@ HOOKS = "dynamo.skip_nnmodule_hook_guards"
 INDUCTOR, SAME_RANDOM = "inductor", "same_random"
 # On a CPU, blocks are compiled instead of the whole model if blocks hold more than the share MOSTLY
 # of all parameters, and on average each kind has at least ALIKE blocks of LARGE_BLOCK parameters.
-# Six layers of a transformer compile in half of the time. Reading such a block takes 0.16 ms at 10
-# GB/s, and each call of compiled code 16 µs; operations are not fused across blocks.
+# As blocks, six layers of a transformer compile in half of the time. Reading such a block takes
+# 0.16 ms at 10 GB/s, and each call of compiled code 16 µs; operations are not fused across blocks.
 ALIKE, MOSTLY, LARGE_BLOCK = 6, 0.8, 400_000
 # Seconds of a first step on a CPU: fixed, for the graph, and per layer; the latter two halve for a
 # model in eval mode. Fitted to transformers and convolutions on 2 cores.
@@ -143,7 +143,7 @@ class Compile(Optimization):
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         if facts.compiled != "no" or obstacle(hardware, facts, self.default):
             return ()
-        # `dynamic` compiles for all lengths at once, torch's default first for a single length.
+        # `dynamic` compiles one graph for all lengths; torch's default starts with one length.
         usual = {"enabled": True, "dynamic": True} if facts.lengths_vary else True
         graphs = {"enabled": True, "mode": "reduce-overhead"}
         return (usual, graphs) if facts.device_type == "cuda" else (usual,)
@@ -183,7 +183,7 @@ def expected_s(facts: Facts, options: Compile.Options) -> float | None:
 
 
 def whole_model_s(facts: Facts) -> float:
-    """Return estimated seconds to compile the whole model if one process compiles blocks; or 0."""
+    """Return expected seconds to compile the whole model; 0 unless one process compiles blocks."""
     if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
         return 0.0
     return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0

@@ -35,7 +35,7 @@ AGAIN = "a later call has overwritten this backward pass's inputs: leave cuda_gr
 
 
 class CudaGraphs(Optimization):
-    """On request, record the second of two equal calls as a CUDA graph; replay later ones."""
+    """On request, record a call that has the shapes of an earlier call; replay later such calls."""
 
     name = "cuda_graphs"
     variable = None
@@ -130,9 +130,9 @@ class Graphed(Call):
         )
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return a function that replays the call; recording restores buffers and generators.
+        """Record the call; return a function that replays it. Restores buffers and random states.
 
-        Weights and buffers are inputs in their own memory, so gradients of weights are results.
+        Weights and buffers are inputs without copies, so that gradients of weights are results.
         """
         whole = torch.nn.Module()
         whole.model, whole.forward = self.module, self.below

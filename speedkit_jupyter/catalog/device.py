@@ -105,7 +105,7 @@ class Device(Optimization):
         where = planned.value if planned else str(parameter.device)
         kind = devices.kind_of(where)
         is_short = planned and kind is not None and not kind.is_numbered
-        return {"model.device": f"{where}:0" if is_short else where}  # as tensors on MPS
+        return {"model.device": f"{where}:0" if is_short else where}  # tensors are on `mps:0`
 
 
 def _tpu(hardware: Hardware) -> str:

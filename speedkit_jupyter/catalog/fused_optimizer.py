@@ -57,7 +57,7 @@ class FusedOptimizer(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Switch the passed optimizers with a fused kernel, and new ones at their first step."""
+        """Switch passed optimizers with a fused kernel, and new optimizers at their first step."""
         memo, notes, model = target.memo, target.notes, weakref.ref(target.model)
         if memo.preexisting is None:  # when first applied
             memo.preexisting = weakref.WeakSet(target.live_optimizers())

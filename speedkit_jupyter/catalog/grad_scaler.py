@@ -1,8 +1,8 @@
-"""The switch `grad_scaler`: loss scaling inside the user's own loop, without other code.
+"""The switch `grad_scaler`: loss scaling inside the user's own loop, which stays unchanged.
 
 Each `backward()` runs on the scaled loss and unscales the gradients at the end, so later code sees
-unscaled gradients; not with `create_graph=True`, nor once the user's code scales a loss. If a
-gradient overflowed, the next step of its optimizer updates nothing.
+unscaled gradients. Losses are not scaled for `create_graph=True`, or once the user's code has
+scaled a loss. If a gradient overflowed, the next step of its optimizer updates nothing.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ class LossScaling:
 
     def _begin(self) -> None:
         self._is_inside = self._is_users = False
-        self._overflows: list[tuple[set[int], list[torch.Tensor]]] = []  # leaf ids, overflows
+        self._overflows: list[tuple[set[int], list[torch.Tensor]]] = []  # leaf ids, overflow flags
         self._held: dict[int, list[tuple[torch.Tensor, Any]]] = {}  # gradients hidden from a step
-        self._unscaled: set[int] = set()  # ids of leaves, in the current backward pass
-        self._holders: list[Any] = []  # stand-ins for optimizers; the scaler has their ids
+        self._unscaled: set[int] = set()  # ids of leaves that a step inside backward() unscaled
+        self._holders: list[Any] = []  # stand-ins for optimizers, kept: the scaler has their ids
 
     def begin(self, target: Target) -> None:
         """Start scaling losses for a plan; plans end in any order."""

@@ -84,8 +84,8 @@ def _obstacle(facts: Facts) -> str:
 class Unrecorded(Call):
     """Calls without autograd, repeated with autograd if a backward pass needs them.
 
-    Calls use autograd as usual in training mode, with hooks on parts or inputs that require
-    gradients, and until one call has depended only on the inputs and the module's parameters.
+    Calls use autograd as usual in training mode, with inputs that require gradients, with hooks on
+    parts, and until one call has depended only on the inputs and the module's parameters.
     """
 
     # Ids of trained parameters, the results' structure, and whether each result needs gradients.
@@ -145,7 +145,7 @@ class Recalled(torch.autograd.Function):
         forms.append(form)
         ctx.call, ctx.parts = call, parts
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*trained, *read)  # torch raises an error if they were modified since
+        ctx.save_for_backward(*trained, *read)  # backward() fails if a saved tensor was modified
         device, ctx.autocast = trained[0].device.type, nullcontext
         if torch.amp.is_autocast_available(device):
             lowered, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)

@@ -145,7 +145,7 @@ class Precision(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function that creates an autocast block, disabled if the user asked for fp32."""
+        """Return a function that creates the plan's autocast; requested fp32 disables autocast."""
         parameter = next(target.model.parameters(), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
@@ -176,7 +176,7 @@ class Precision(Optimization):
 
 
 def _on_cpu(hardware: Hardware) -> tuple[str, str, bool]:
-    """Return the CPU's precision, the reason, and whether it always pays off."""
+    """Return the precision to use on the CPU, the reason, and whether it always pays off."""
     if not hardware.cpu.bf16:
         why = "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
         return "fp32", why, True
@@ -185,7 +185,7 @@ def _on_cpu(hardware: Hardware) -> tuple[str, str, bool]:
 
 
 def _native(gpu: Accelerator) -> tuple[str, str, bool]:
-    """Return the accelerator's precision, the reason, and whether it always pays off."""
+    """Return the precision to use on this GPU, the reason, and whether it always pays off."""
     kind = devices.KINDS[gpu.kind]
     if not gpu.is_nvidia:
         if not gpu.bf16:
@@ -279,7 +279,7 @@ def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
 def in_float32(results: Any, dtype: torch.dtype) -> Any:
     """Return results in the same structure, with tensors of `dtype` converted to float32.
 
-    Leaves stay shared. Lists, tuples and dicts are copied, dataclasses only with such a tensor.
+    Containers are copied, dataclasses only with such a tensor. A repeated tensor stays one object.
     """
     known: dict[int, tuple[Any, Any]] = {}  # by id: the value, kept alive, and its result
 

@@ -76,7 +76,7 @@ class Sdpa(Optimization):
         }
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Return the context manager, after a first call on a GPU, which overwrites the order."""
+        """Call attention on CUDA, as a first call resets the order. Return the context manager."""
         parameter = None if target.model is None else next(target.model.parameters(), None)
         if parameter is not None and parameter.device.type == "cuda":
             one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)

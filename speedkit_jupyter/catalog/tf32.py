@@ -78,7 +78,7 @@ class Tf32(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set torch's old and new settings of TF32 to the same value, in the block."""
+        """In the block, set the precision of matrix products, and accordingly cuDNN's TF32."""
 
         def change() -> None:
             torch.set_float32_matmul_precision(decision.value)
@@ -91,7 +91,7 @@ class Tf32(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the setting. By default cuDNN and a Trainer that compiles use TF32."""
+        """Return the setting, also full float32: cuDNN and a compiling Trainer default to TF32."""
         now = self.as_is(facts)
         full = (decision.value if decision.active else now) == "highest"
         if form == "transformers" and facts.device_type == "cuda" and (full or decision.active):

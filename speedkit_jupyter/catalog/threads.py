@@ -14,8 +14,8 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 
-# From LONG_S seconds a step and LARGE_MODEL parameters, a search skips one thread, which took 1.6
-# times as long as two threads. Steps of many tiny operations are faster in one thread.
+# From LONG_S seconds a step and LARGE_MODEL parameters, a search won't try one thread, which took
+# 1.6 times as long as two threads. Steps of many tiny operations are faster in one thread.
 LONG_S, LARGE_MODEL = 0.02, 1_000_000
 
 

@@ -1,1 +1,1 @@
-"""Plans as code that knows nothing of SpeedKit."""
+"""Plans as source code that does not need SpeedKit."""

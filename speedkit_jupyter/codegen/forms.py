@@ -60,13 +60,13 @@ def code(
             your expressions to these optimizers.
         model: a Plan's model; class and `forward` decide the call (`model(**batch)["loss"]`).
         name: the expression for the model in the code.
-        names: the notebook's variables; a Trainer continues with an optimizer among them.
+        names: the notebook's variables; keys of `optimizers` that aren't defined there are ignored.
 
     Returns:
         The source code, or YAML, as text.
 
     Raises:
-        SpeedKitError: the form is unknown or can't express the plan; the plan has other optimizers.
+        SpeedKitError: the form is unknown or can't express the plan; `optimizers` don't match it.
         ArgumentError: `plan` is not a plan, or `name` is not an expression.
 
     Example::
@@ -96,7 +96,7 @@ def code(
 def as_of_now(
     context: SpeedContext, wanted: Optimizers = ()
 ) -> tuple[Plan, list[torch.optim.Optimizer]]:
-    """Return a context's plan for the `wanted` or all known optimizers, and these optimizers."""
+    """Return a context's plan for the `wanted` (else all known) optimizers, and the optimizers."""
     made, own = context.plan, list(context.target.optimizers)
     readings = dict(context.facts_of) | dict(context.target.memo.met_later)
     given = wanted.values() if isinstance(wanted, Mapping) else wanted

@@ -26,7 +26,7 @@ from speedkit_jupyter.torchglue.private import TREE_MAP_IMPORT
 if TYPE_CHECKING:
     Optimizers = Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
 
-# Columns of comments: the default line length of Python formatters.
+# Columns of comments: the default line length of Black and Ruff.
 WIDTH = 88
 # The model's name in generated code.
 MODEL = "model"
@@ -101,7 +101,7 @@ def call_of(model: torch.nn.Module | None) -> ModelCall:
 
 
 def _parameters(model: Any) -> Mapping[str, Parameter] | None:
-    """Return the parameters of the outermost `forward` that doesn't only pass arguments on."""
+    """Return the parameters of the outermost `forward` other than `(*args, **kwargs)`, if any."""
     for layer in layers(model):
         try:
             parameters = dict(signature(layer.forward).parameters)
@@ -128,7 +128,7 @@ class ScriptOptimizer:
     added: Mapping[str, str]  # keyword arguments that the plan adds
     makeable: bool  # one line can create it: torch's own class, all parameters in one group
     own: bool = True  # True if the script uses the user's object, not a new one
-    word: str = ""  # the user's expression for it, if known
+    word: str = ""  # the user's expression for the optimizer, if known
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Script:
 
     @property
     def own(self) -> list[str]:
-        """The script's variables of optimizers that the user creates."""
+        """Return the script's variables of optimizers that the user creates."""
         return [one.name for one in self.optimizers if one.own]
 
     def _words(self) -> dict[str, str]:
@@ -168,7 +168,7 @@ class Script:
         return [part for line in lines for part in comment(line)]
 
     def beginning(self) -> Block:
-        """Return the assignment of the user's model and optimizers to the script's variables."""
+        """Return the line that assigns the user's objects to script variables of other names."""
         changed = [pair for pair in self._words().items() if pair[0] != pair[1]]
         return [" = ".join(map(", ".join, zip(*changed, strict=True)))] if changed else []
 
@@ -177,14 +177,14 @@ class Script:
         return [[*lines] for snippet in self.snippets if (lines := getattr(snippet, place))]
 
     def setup(self) -> list[Block]:
-        """Return process-wide switches, with torch.compile's for a compiled model."""
+        """Return the lines for process-wide switches, and torch.compile's for a compiled model."""
         compiling = self.blocks("compiling") if self.plan["compile"].active else []
         return [*self.blocks("setup"), *compiling]
 
     def lowered(self, model: str) -> Block:
         """Return the lines that replace the model's `forward`.
 
-        For a LightningModule they also replace its children's, which `training_step` may call.
+        A LightningModule's children, which `training_step` may call, get a new `forward`, too.
         """
         functions = [snippet.around_calls for snippet in self.snippets if snippet.around_calls]
         if self.call.own_loss != LIGHTNING:
@@ -208,7 +208,7 @@ def gather(
 ) -> Script:
     """Return the script of a plan. Raises SpeedKitError if `form` can't express the plan.
 
-    The keys of `optimizers` are the user's expressions; with `names`, undefined ones are ignored.
+    The keys of `optimizers` are the user's expressions; given `names`, undefined keys are ignored.
     """
     snippets, facts = [], plan.facts_after
     for decision in plan:

@@ -1,4 +1,4 @@
 """Separate features, each in a folder that `support.extras` lists."""
 
-# First: the catalog collects the entries of all extras while it is imported.
+# Imported before any extra: the catalog's import collects the entries of all extras.
 import speedkit_jupyter.catalog  # noqa: F401

@@ -29,7 +29,7 @@ from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import inductor as torch_private
 
-# Above this size all code is deleted as a process begins to compile; a transformer has a few MiB.
+# Above this size, all code is deleted when a process first compiles; a transformer has a few MiB.
 MOST_CACHE_BYTES = 2 * 2**30
 NAME = "speedkit-compiled"
 # torch's own cache in a machine's folder. This module deletes nothing else.
@@ -59,7 +59,7 @@ def root() -> Path:
 
 
 def is_plain(path: Path) -> bool:
-    """Return whether torch can pass a path to the C++ compiler: torch splits commands at spaces."""
+    """Return whether torch, which splits compiler commands like a shell, keeps this path whole."""
     with suppress(ValueError):  # an unpaired quote
         return shlex.split(path.as_posix()) == [path.as_posix()] and str(path).isprintable()
     return False
@@ -91,7 +91,7 @@ def trusted() -> Path:
     if not is_plain(folder):
         raise SpeedKitError(f"torch's C++ build can't take the path {folder}")
     for one in (folder.parent, folder):
-        if not hasattr(os, "getuid") or not one.exists():  # Windows: separate folders
+        if not hasattr(os, "getuid") or not one.exists():  # Windows: a folder for each user
             continue
         found = one.stat()
         if found.st_uid != os.getuid():
@@ -104,7 +104,7 @@ def trusted() -> Path:
 
 
 def prepare() -> Path | None:
-    """Create and return this machine's folder, or warn and return None. Clears too large caches."""
+    """Clear large caches; create and return this machine's folder, or warn and return None."""
     try:
         folder = trusted()
         _bound_once(folder.parent)
@@ -132,7 +132,7 @@ def switches() -> dict[str, Switch]:
 
 
 def values(now: Values) -> dict[str, Any]:
-    """Return values for the switches; without the folder if unusable or if the user set another."""
+    """Return values for the switches; no folder if unusable, or if the user set another folder."""
     # Building all kernels of a graph in one run takes less time than precompiling the headers.
     wanted: dict[str, Any] = {}
     if JOINED in now and cxx_compiler():
@@ -148,7 +148,7 @@ def values(now: Values) -> dict[str, Any]:
 
 @cache
 def _knows_instructions(cxx: str | None) -> bool:
-    """Return whether the C++ compiler supports all of the CPU's vector instructions, on Linux."""
+    """Return whether, on Linux, the C++ compiler supports all of the CPU's vector instructions."""
     options = torch_private.instruction_options()
     if cxx is None or not options or sys.platform != "linux":
         return False
@@ -159,7 +159,7 @@ def _knows_instructions(cxx: str | None) -> bool:
 
 
 def _chosen() -> str | None:
-    """Return the folder in the variable; None for torch's default, which torch writes there."""
+    """Return the folder in the variable; None if unset, or for the default that torch sets."""
     value, usual = os.environ.get(FOLDER), torch_private.usual_cache_folder()
     is_torchs = value is not None and usual and Path(value).is_relative_to(usual)
     return None if is_torchs else value
@@ -205,12 +205,12 @@ def _bound_once(_: Path) -> None:
 
 # --- joined kernels ---
 
-# torch starts the compiler for each C++ kernel of a graph, which reads torch's headers for 1.4 s;
-# one more kernel in the same run takes 0.06 s (g++ 12, AVX-512). Code and flags stay the same.
+# torch runs the C++ compiler for each kernel of a graph, and each run reads headers for 1.4 s.
+# A further kernel in a run takes 0.06 s (g++ 12, AVX-512). Kernels' code and flags stay the same.
 
 # Most kernels per run of the compiler: 30 kernels take about as long as the headers.
 MOST = 30
-# A kernel's first line. torch builds kernels with more headers, which can't be in a namespace.
+# A kernel's first line. Kernels with further headers stay with torch: a namespace can't hold them.
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 # Headers of a kernel's Python bindings.
 BINDING_HEADERS = ("Python.h", "sstream", "cstdlib", "cerrno")
@@ -231,7 +231,7 @@ def joined(kernels: Iterable[str]) -> str:
 
 
 def build(kernels: Sequence[str]) -> Callable[[], list[Any]]:
-    """Start building kernels as one library; return a function that waits for the built kernels."""
+    """Build kernels as one library, in threads if possible; return a function that waits for it."""
     load = torch_private.kernel_library(joined(kernels))
 
     def functions() -> list[Any]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # The kinds of accelerator, as machine profiles name them.
 Name = Literal["cuda", "mps", "xpu"]
 Fields = dict[str, Any]
-# Device types of TPUs and their packages on PyPI. No rule covers TPUs; none was measured.
+# Device types of TPUs and their packages on PyPI. No rule covers TPUs: no TPU was measured.
 TPUS = {"xla": "torch-xla", "tpu": "torch-tpu"}
 
 
@@ -21,8 +21,8 @@ class Kind:
     """A kind of accelerator, by torch's name for it, such as cuda.
 
     `detect` returns the fields of each `hardware.Accelerator` if torch finds this kind (the default
-    name is the processor's). `is_numbered`: several can exist (`cuda:1`). torch has fused
-    optimizers except `not_fused`. `bf16` and `no_bf16` are the reasons for using bf16 or not.
+    name is the processor's). `is_numbered`: several can exist (`cuda:1`). `not_fused`: optimizers
+    without fused kernels. `bf16` and `no_bf16` are the reasons shown for and against bf16.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Kind:
         return int(self.module.mem_get_info(device)[0]) + int(cached)
 
     def peak_bytes(self, step: Callable[[], object], device: torch.device) -> int | None:
-        """Run a step; return its peak of new bytes, None on MPS. Clears torch's cache and peaks."""
+        """Clear torch's cache and peak, run a step, return its peak of new bytes (MPS: None)."""
         if not hasattr(self.module, "max_memory_allocated"):
             step()
             return None
@@ -73,7 +73,7 @@ class Kind:
         return int(self.module.max_memory_allocated(device)) - int(before)
 
     def generators(self) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-        """Return two functions: one reads the states of all random generators, one writes them.
+        """Return functions that read and write the states of all random generators of this kind.
 
         `state.snapshot.generators` calls them for each kind in use.
         """

@@ -1,4 +1,4 @@
-"""Every process-wide PyTorch switch that SpeedKit touches: snapshot, diff, restore, override.
+"""Every process-wide PyTorch switch that SpeedKit reads or sets: snapshot, diff, restore, override.
 
 Overrides of applied plans form one stack (`OVERRIDES`) and can be undone in any order: the last
 undo restores the original values. A switch that the user changed in between keeps the user's value.
@@ -47,7 +47,7 @@ def snapshot() -> Values:
 
 
 def diff(before: Values, after: Values) -> tuple[Change, ...]:
-    """Return the changes of the switches in both snapshots, in the order of `before`."""
+    """Return the changes of the values in both snapshots, in the order of `before`."""
     return tuple(
         Change(name, value, after[name])
         for name, value in before.items()
@@ -67,7 +67,7 @@ def restore(values: Values) -> None:
 
 @dataclass(eq=False)
 class FlagOverride:
-    """One plan's override: the values set, by name, and the switches the user changed since."""
+    """One plan's override: the values set, by name, and the switches the user has changed since."""
 
     values: dict[str, Any] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
@@ -124,7 +124,7 @@ class OverrideStack:
         return self._originals[name] if top is None else top.values[name]
 
     def _adopt_changes_by_the_user(self, values: Values) -> None:
-        """Record the user's changes since the last override, so that the undo restores them."""
+        """Make the user's changes since the last override the originals that an undo restores."""
         for name, value in values.items():
             if self._top(name) is None or self._in_force(name) == value:
                 continue
@@ -173,7 +173,7 @@ def switches() -> dict[str, Switch]:
 
 
 def _sums_of_products() -> dict[str, Switch]:
-    """Return cuBLAS's switches for reduced-precision sums; pairs if torch has split-K switches."""
+    """Return cuBLAS's switches for reduced-precision sums; with a split-K switch, pairs."""
     import torch
 
     matmul = torch.backends.cuda.matmul

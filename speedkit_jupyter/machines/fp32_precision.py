@@ -1,10 +1,10 @@
 """torch's float32 precision switches: their values in force, and how to restore them.
 
-torch has an old API (`set_float32_matmul_precision`, `cudnn.allow_tf32`) and a new one
-(`fp32_precision` per backend and operation). Once both are used, readers of the old one raise
+torch has an old API (`set_float32_matmul_precision`, `cudnn.allow_tf32`) and a new API
+(`fp32_precision` per backend and operation). Once both are used, readers of the old API may raise
 RuntimeError. Readers of the new API return inherited values: `restore` writes `none`, to inherit,
 wherever `none` is enough, and only values that differ. A fresh torch has a state of CUDA's conv and
-rnn that no setter can write: TF32 unless a parent says otherwise.
+rnn that no setter can write: TF32 unless a parent setting differs.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ OPERATORS = ("mm", "mm.out", "addmm", "addmm.out")
 # Products with at least this many multiply-adds go to oneDNN, which was faster on every machine
 # tried; for smaller products the call itself dominates.
 LEAST_PRODUCT = 128**3
-# Products with a shorter side are memory-bound, and oneDNN is slower with transposed operands.
+# Products with a shorter side stay with torch: oneDNN is slower if operands are transposed.
 SHORTEST = 4
 Kernel = Callable[..., Any]
 # oneDNN's kernels while they are registered. Module state, because the dispatcher is process-wide.
@@ -44,7 +44,7 @@ def in_use() -> str:
 
 
 def use(name: str) -> None:
-    """Use library `name` in this process. Raises SpeedKitError if torch's kernels were replaced."""
+    """Use `name` in this process. Raises SpeedKitError if another library has replaced kernels."""
     with interrupts.uninterrupted():
         if name == BLAS:
             _LIBRARY.clear()  # also unregisters its kernels
@@ -72,7 +72,7 @@ def _installed() -> torch.library.Library:
 
 
 def kernels() -> dict[str, Kernel]:
-    """Return kernels by operator; torch.compile does not trace them. A call takes 2 µs more."""
+    """Return kernels by operator. torch.compile does not trace them; each call adds 2 µs."""
     import torch
 
     product, suits = _product(), _suits()
@@ -114,7 +114,7 @@ def _product() -> Kernel:
 
 
 def _suits() -> Callable[[torch.Tensor, torch.Tensor], bool]:
-    """Return a function that tells whether oneDNN computes a product; invalid ones go to torch."""
+    """Return a test of whether oneDNN computes a product; False for invalid products."""
     import torch
 
     onednn: Any = torch.backends.mkldnn
@@ -150,7 +150,7 @@ PATIENCE_S = 60.0
 SIZE = 384
 UNMEASURED, BUSY = "the libraries could not be measured", "the machine is busy"
 # Times the three products of a linear layer's training step with each library: forward, gradients
-# of inputs and weights. In a child process, because oneDNN crashes on some virtual machines
+# of inputs and weights. In a child process, because oneDNN crashes on some machines
 # (pytorch#89817, pytorch#177227).
 SCRIPT = f"""
 import json, sys, timeit, torch
@@ -182,7 +182,7 @@ class GemmRates(BaseModel):
 
 
 def known(machine: str) -> GemmRates | None:
-    """Return this machine's stored rates, or None."""
+    """Return this machine's stored rates; None without readable rates."""
     with suppress(SpeedKitError, ValidationError):  # storing a plan reports a faulty store
         if (rates := database.newest("rates", machine)) is not None:
             return GemmRates.model_validate(rates)
@@ -190,7 +190,7 @@ def known(machine: str) -> GemmRates | None:
 
 
 def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
-    """Return this machine's rates, measured (2 s) and stored if unknown; errors are a `failure`."""
+    """Return this machine's rates; if unknown, measure (2 to 10 s) and store rates or `failure`."""
     rates = known(machine)
     if rates is None:
         rates = _measure(threads, patience_s)

@@ -36,7 +36,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 _NO_TENSOR_CORES = re.compile(
     r"GTX 16\d\d|MX4[35]0|MX550|\bT(400|500|550|600|1000|1200)\b|Quadro T(400|600|1000|1200|2000)"
 )
-# Code of `torch.cuda.get_arch_list()`: `sm_86` runs on 8.6 to 8.9, `compute_90` from 9.0 on.
+# `torch.cuda.get_arch_list()`: code `sm_86` runs on GPUs 8.6 to 8.9, `compute_90` from 9.0 on.
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)[af]?")
 # Indexes of torch's wheels with kernels for capabilities before 7.5, and from 10.0 on; source:
 # `torch.cuda.PYTORCH_RELEASES_CODE_CC` of torch 2.13, and the release notes of 2.11.
@@ -55,7 +55,7 @@ class _Record(BaseModel):
 
 
 class Cpu(_Record):
-    """The processor as available to this process; `gemm` has the rates of its GEMM libraries."""
+    """The processor as available to this process; `gemm` has its GEMM rates, if measured."""
 
     name: Shown = "unknown"
     architecture: Shown = "x86_64"
@@ -89,13 +89,13 @@ class Accelerator(_Record):
 
     @property
     def tensor_cores(self) -> bool:
-        """Return whether the accelerator has NVIDIA Tensor Cores (7.0 on, but not TU116, TU117)."""
+        """Return whether the GPU has NVIDIA Tensor Cores (7.0 and later, but not TU116, TU117)."""
         new = self.is_nvidia and self.capability is not None and self.capability >= (7, 0)
         return new and not _NO_TENSOR_CORES.search(self.name)
 
     @property
     def bf16(self) -> bool:
-        """Return whether bf16 runs in hardware (on MPS: at all); torch also counts emulation."""
+        """Return whether bf16 runs in hardware (on MPS: at all); torch's test counts emulation."""
         if self.rocm is not None:
             return bool(_ROCM_BF16.match(self.rocm))
         if self.capability is not None:
@@ -104,7 +104,7 @@ class Accelerator(_Record):
 
     @property
     def emulates_bf16(self) -> bool:
-        """Return whether bf16 is emulated, and so slow, as on Apple's M1."""
+        """Return whether bf16 is emulated, and therefore slow: on Apple's M1."""
         return self.kind == "mps" and "M1" in self.name.split()
 
     @property
@@ -139,13 +139,13 @@ class Hardware(_Record):
         return self._pinned
 
     def accelerator(self, device: str) -> Accelerator | None:
-        """Return the accelerator of a device string ("cuda", "cuda:1", "mps"), or None."""
+        """Return the accelerator of a device string ("cuda", "cuda:1", "mps"); None if missing."""
         kind, _, index = device.partition(":")
         every = [accelerator for accelerator in self.accelerators if accelerator.kind == kind]
         return dict(enumerate(every)).get(int(index or 0))
 
     def describe(self, device: str) -> str:
-        """Return the name of the device, or the processor with its cores, and the pinned machine.
+        """Return a device's name (a CPU's with the usable cores), and the pinned machine, if any.
 
         An unknown device, such as an NPU, keeps torch's name.
         """
@@ -159,7 +159,7 @@ class Hardware(_Record):
         return f"{self.describe(device)}\n{self.torch}"
 
     def missing_kernels(self, device: str) -> str:
-        """Return a warning and a suitable wheel if torch has no kernels for a device; else ''."""
+        """Return a warning if torch has no kernels for a device, with a wheel if known; else ''."""
         gpu = self.accelerator(device)
         if gpu is None or gpu.capability is None or gpu.rocm or not self.cuda_architectures:
             return ""
@@ -210,7 +210,7 @@ class Hardware(_Record):
         )
 
     def with_gemm(self, patience_s: float = gemm_rates.PATIENCE_S) -> Hardware:
-        """Return this machine with its GEMM rates, measured if unknown; if pinned, unchanged."""
+        """Return this machine with GEMM rates; measure and store unknown rates, unless pinned."""
         if self.cpu.gemm is not None or self.pinned:
             return self
         rates = gemm_rates.measured(_place(self.cpu), self.cpu.usable_cores, patience_s)
@@ -285,7 +285,7 @@ def instruction_sets() -> str:
 
 
 def cpu_name(capabilities: dict[str, object]) -> str:
-    """Return the processor's name from torch, Linux or Python, or `unknown`."""
+    """Return the processor's name from torch, Linux or Python; else `unknown`."""
     name = str(capabilities.get("cpu_name") or "") or _in_cpuinfo("model name")
     return name.strip() or platform.processor() or "unknown"
 
@@ -301,7 +301,7 @@ def _in_cpuinfo(key: str) -> str:
 
 
 def cxx_compiler() -> str | None:
-    """Return the C++ compiler that Inductor would call: CXX, or the platform's default."""
+    """Return the path of Inductor's C++ compiler (CXX or the platform's); None if missing."""
     usual = {"Windows": "cl", "Darwin": "clang++"}.get(platform.system(), "g++")
     return shutil.which(os.environ.get("CXX") or usual)
 

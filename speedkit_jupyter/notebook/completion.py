@@ -16,7 +16,7 @@ IDENTIFIER = "speedkit"
 
 
 def add_completion(shell: Any) -> None:
-    """Complete SpeedKit's lines with SpeedKit's words, and with no others if one fits."""
+    """Add Tab completion of SpeedKit's lines; if SpeedKit's words fit, no other words appear."""
     # IPython before 8.6 has only a hook, whose results are mixed with Python's names.
     if not hasattr(completer, "context_matcher"):
         for name in MAGICS:

@@ -55,7 +55,7 @@ def _and_holders(words: Iterable[str]) -> list[str]:
 
 
 def optimizers(names: Space, inside: bool = False) -> dict[str, torch.optim.Optimizer]:
-    """Return unwrapped optimizers by expression: variables, and parts of them if `inside`."""
+    """Return unwrapped optimizers by expression: variables and, if `inside`, variables' parts."""
     found = by_expression(names, torch.optim.Optimizer, inside)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
 
@@ -77,7 +77,7 @@ def whole_models(names: Space) -> dict[str, torch.nn.Module]:
 
 
 def default_models(names: Space) -> dict[str, torch.nn.Module]:
-    """Return the models of a line without a name: whole models in variables, or else all."""
+    """Return the default models: whole models that are variables, else all whole models."""
     whole = whole_models(names)
     own = models(names)
     return {word: model for word, model in whole.items() if word in own} or whole
@@ -92,7 +92,7 @@ def _value(names: Space, text: str, kind: str, known: Iterable[str]) -> Any:
 
 
 def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) -> Any:
-    """Return the object that the user's word names; raises UsageError unless it is a `cls`."""
+    """Return an expression's object; raises UsageError unless the object is or wraps a `cls`."""
     value = _value(names, text, kind, known)
     if not lookup.is_a(unwrapped(value), cls):
         article = "an" if kind[0] in "aeiou" else "a"
@@ -125,7 +125,7 @@ def find_models(names: Space, name: str | None) -> dict[str, torch.nn.Module]:
 
 
 def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
-    """Return the only model of `find_models` with its name; raises UsageError for several."""
+    """Return the name and model that `find_models` finds; raises UsageError for none or several."""
     found = find_models(names, name)
     if len(found) > 1:
         raise UsageError(f"which model? {', '.join(found)}")
@@ -139,7 +139,7 @@ def find_optimizers(
 
     Raises UsageError for an unknown name or, if `is_only`, an optimizer without such a parameter.
     """
-    is_mine = not trained_by(model, names)  # then optimizers inside other objects count
+    is_mine = not trained_by(model, names)  # the user's loop: optimizers inside objects count
     found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
     holding = {name: one for name, one in found.items() if holds(one, [model])}
     if wanted and is_only and (idle := [name for name in found if name not in holding]):
@@ -148,7 +148,7 @@ def find_optimizers(
 
 
 def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers with these names. Raises UsageError for other names."""
+    """Return unwrapped optimizers by expression. Raises UsageError for any other object."""
     known = optimizers(names)
     return {
         lookup.canonical(name): unwrapped(_find(names, name, "optimizer", known, Optimizer))
@@ -157,7 +157,7 @@ def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.opt
 
 
 def words_for(names: Space, members: Sequence[Any]) -> dict[str, Any]:
-    """Return optimizers by their expressions in the notebook, else as `optimizer_1`."""
+    """Return optimizers by expressions of the notebook, or by names such as `optimizer_1`."""
     found = by_expression(names, torch.optim.Optimizer)
     words = {id(unwrapped(one)): name for name, one in reversed(found.items())}
     return {words.get(id(one), f"optimizer_{i}"): one for i, one in enumerate(members, 1)}
@@ -169,7 +169,7 @@ def find_function(names: Space, name: str) -> Any:
 
 
 def find_loader(names: Space, name: str | None) -> Any:
-    """Return the DataLoader of `name` (`data['train']`), None without one; raises UsageError."""
+    """Return the DataLoader of `name` (`data['train']`), None without a name; raises UsageError."""
     return name and _find(names, name, "DataLoader", loaders(names), DataLoader)
 
 
@@ -208,7 +208,7 @@ def planned_for(
 
 
 def words_of_plans(names: Space, name: str | None) -> list[Any]:
-    """Return a name for `planned_for` for each model that `name` means; [None] without a name."""
+    """Return names for `planned_for`: of the models that `name` means; [None] without `name`."""
     if name is None or name in dict(naming.applied(names)):
         return [name]
     return [*find_models(names, name)]
@@ -232,7 +232,7 @@ def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedC
     if not config.is_auto:
         return config
     if (found := MEMORY.of(every[0])) and found.where and found.is_of(every):
-        return found.config  # found in this process, and possibly not stored
+        return found.config  # proven in this process only: maybe not stored
     try:
         learned = learning.newest(every, optimizers, Hardware.current())
         return config if learned is None else learning.config_of(learned)

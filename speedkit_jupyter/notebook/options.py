@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Names = MutableMapping[str, Any]
 Run = Callable[[Names, "Session", argparse.Namespace], None]
 
-# The seconds of each unit that an option of a time accepts.
+# Seconds by unit, for options that take a time.
 TIME_UNITS_S = {"min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "ns": 1e-9}
 # Matches quoted text, or text in square brackets.
 BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|\[[^\]]*\]""")
@@ -32,7 +32,7 @@ COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
 
 
 class Option:
-    """An option or argument; `more` is for argparse, `found` and `words` for completion."""
+    """An option or argument: `more` for argparse, `found` for completion, `words` also for help."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Plug-ins of the magics, found by name: the core does not import them."""
+"""Plug-ins of extras: subcommands, `%%speedkit` cells and modes of `%%speedbench`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Plugin:
-    """Subcommands of `%speedkit`, functions that run its cells, and modes of `%%speedbench`.
+    """Subcommands of `%speedkit`, functions that run `%%speedkit` cells, modes of `%%speedbench`.
 
     `begin` is called with the shell once extension and torch are loaded, and registers its clean-up
     function by `at_unload`.

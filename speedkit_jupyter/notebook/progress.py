@@ -36,7 +36,7 @@ def measured(
 ) -> Any:
     """Run an engine, show and return the result; assign `value_of(result)` to `variable`.
 
-    Ctrl-C does so with the results so far, even if `is_quiet`, and raises KeyboardInterrupt.
+    Ctrl-C shows and assigns the results so far, even if `is_quiet`, and raises KeyboardInterrupt.
     """
     check_result_name(variable, names)
     output, shown, was_stopped = LiveOutput(Document(title)), None, False
@@ -84,7 +84,7 @@ def displayed(document: Document) -> Any:
 class LiveOutput:
     """A display whose document is replaced at most twice a second.
 
-    Outside a kernel, and in a quiet session, only the last document is shown.
+    Outside a kernel, and with the verbosity `quiet`, only the last document is shown.
     """
 
     def __init__(self, first: Document) -> None:
@@ -110,7 +110,7 @@ class LiveOutput:
             self._handle.update(document)
 
     def follow(self, states: Iterable[Progress], title: str) -> None:
-        """Show an engine's progress to its end; a thread counts the seconds without news."""
+        """Show an engine's progress until the engine ends; a thread counts seconds without news."""
         latest, ended = [(Progress(0.0, ""), time.monotonic())], Event()
         counting = Thread(target=self._count_silence, args=(latest, ended, title), daemon=True)
         if self._handle is not None:
@@ -126,7 +126,7 @@ class LiveOutput:
                 counting.join()
 
     def end(self, result: Document | None) -> None:
-        """Replace the progress by the result or by nothing; display the result without progress."""
+        """Replace the progress by the result or nothing; without progress, display the result."""
         if self._handle is not None:
             self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)
         elif result is not None:

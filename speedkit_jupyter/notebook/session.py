@@ -43,7 +43,7 @@ class Session:
         self.measured: MeasuredCell | None = None
 
     def remember(self, cell: MeasuredCell) -> None:
-        """Store a `%%speedbench` cell as the last one, and notify the listeners."""
+        """Store a `%%speedbench` cell as the last measured cell, and notify the listeners."""
         self.measured = cell
         self.listeners.tell()
 
@@ -54,7 +54,7 @@ class Session:
             panel.show_auto()
 
     def last_cell(self) -> MeasuredCell:
-        """Return the last `%%speedbench` cell; raises UsageError without one."""
+        """Return the last `%%speedbench` cell; raises UsageError if no such cell was measured."""
         if self.measured is None:
             raise UsageError(
                 "which step? Run a %%speedbench cell first, or name a function: --step train_step"

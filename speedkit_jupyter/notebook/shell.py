@@ -116,17 +116,17 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
 
 
 def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
-    """Return `run()`. SpeedKit's errors become UsageErrors; other errors hide its frames."""
+    """Return `run()`; SpeedKit's and syntax errors become UsageErrors; hide SpeedKit's frames."""
     try:
         return run()
-    except SyntaxError as error:  # in the cell itself: IPython would show SpeedKit's frames
+    except SyntaxError as error:  # usually in the cell; IPython would show SpeedKit's frames
         if str(error.filename)[:1] == "<":
             error.filename = "this cell"
         text = "".join(format_exception_only(type(error), error)).rstrip()
-        text = text.replace("_IncompleteInputError", "SyntaxError")  # a private class, Python 3.13
+        text = text.replace("_IncompleteInputError", "SyntaxError")  # a private class of Python
         raise UsageError(f"{command}:\n{text}") from None
     except (UsageError, SpeedKitError) as error:
-        if users_part(error) is None:  # else the user's own code raised it
+        if users_part(error) is None:  # else the user's code raised the error
             text = str(error)
             raise UsageError(text if text[:1] == "%" else f"{command}: {text}") from None
         _show_users_part(shell, command, error)

@@ -41,7 +41,7 @@ def apply_speedups(
         model: The model.
         config: The options of the plan (default: all auto).
         optimizer: The optimizers of the model, one or several (default: all optimizers in this
-            process that hold its parameters).
+            process that hold the model's parameters).
 
     Returns:
         The same model object, and a SpeedContext that holds neither model nor optimizers.
@@ -114,7 +114,7 @@ def prepare(
 
 
 def applied_to(model: torch.nn.Module) -> SpeedContext | None:
-    """Return the context of the plan in force on the model, or hidden by `hidden`; or None."""
+    """Return the model's newest context, in force or hidden; None if no plan is applied."""
     return next(reversed(contexts_of(model)), None)
 
 
@@ -128,7 +128,7 @@ def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
 
 @dataclass(frozen=True)
 class Preview:
-    """The plan that applying would put in force, and the context now in force.
+    """The plan that applying would put in force, and the context now in force (or None).
 
     `words` holds each optimization's decision for every word of its option.
     """

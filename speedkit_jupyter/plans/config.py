@@ -21,7 +21,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 # The key of `SpeedConfig.alone()` in files and dicts.
 ALONE = "alone"
-# Called with each entry that is added later, because the options of magics are created once.
+# Functions called with each catalog entry that is added later, to extend the magics' options.
 WHEN_ADDED: list[Callable[[Optimization], None]] = []
 
 FromCatalog: Any = create_model(
@@ -45,7 +45,7 @@ class SpeedConfig(FromCatalog):
     Args:
         alone: If True, options that are not given stay unchanged; grad_scaler follows precision.
         values: Options by name, as `precision="bf16"`. Environment variables (`SPEEDKIT_<NAME>`,
-            the entry's `variable`) win over these.
+            the entry's `variable`) take precedence.
 
     Raises:
         ConfigError: A name or value is invalid; `problems` lists every mistake.
@@ -122,7 +122,7 @@ class SpeedConfig(FromCatalog):
         return {ALONE: True, **values} if self._alone else values
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
-        """Return a copy whose reasons name the origin of the options, `source`, and `why`."""
+        """Return a copy whose requests have the origin `source` and the measurement `why`."""
         twin = self.model_copy()
         twin._source, twin._why = source, why
         return twin
@@ -183,7 +183,7 @@ class SpeedConfig(FromCatalog):
 
 
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
-    """Return the value of a word from a shell or the environment; digits are a number.
+    """Return the value of a word from a shell or the environment; up to 18 digits are an int.
 
     1, on and yes are True if "true" is `allowed`; 0, off and no are False if "false" is.
     """
@@ -198,7 +198,7 @@ def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
 def _prepared(
     values: Mapping[str, Any], origin: Origin, problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values by name, with the environment's precedence, and the variables used.
+    """Return values by option, overridden by environment variables, and the variables used.
 
     Mistakes are added to `problems`. Unknown SPEEDKIT_ variables cause warnings.
     """

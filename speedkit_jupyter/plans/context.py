@@ -6,10 +6,10 @@ Only `_apply` puts a plan on the model, and only `_undo` takes it off; the regis
 | state | begins with | ends with |
 | --- | --- | --- |
 | planned | `SpeedContext(model, config)` | `put_in_force` |
-| in force | `put_in_force`, `show`, `restore` of the newer plan | `hide`, `restore` |
+| in force | `put_in_force`, `show`, `restore` of a newer plan | `hide`, `restore` |
 | hidden | `hide`: by a newer plan or a measurement | `show`, `restore` |
 | measured | the block `MeasuredContext.in_force` | its end |
-| restored | `restore`, `restore_all`, `roll_back`, `abandon`, deletion of the model | never |
+| restored | `restore` (or a newer plan's), `roll_back`, `abandon`, deletion of the model | never |
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class ReusableContext(ContextDecorator):
 class SpeedContext:
     """An applied plan. As a context manager, the context undoes its plan at the end of the block.
 
-    `apply_speedups` returns it. It does not keep the model or the optimizers alive. The plan ends
-    when the model is deleted; `model` is None then.
+    `apply_speedups` returns the context, which keeps neither model nor optimizers alive. The plan
+    ends when the model is deleted; `model` is None then.
 
     Attributes:
         plan: The decisions, with their reasons and later results.
@@ -103,8 +103,8 @@ class SpeedContext:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         made: Sequence[OptimizerFacts] = (),
     ) -> None:
-        """Plan for a model in its original state; `made`: facts of optimizers of a later step."""
-        heap.settle()  # all measured processes have the same setting
+        """Plan for a model in its original state; `made`: facts of optimizers to be created."""
+        heap.settle()  # glibc's thresholds are alike in all measured processes
         self.config = config
         self.target = Target(model, optimizers, search=self._searches, made=tuple(made))
         self.notes = self.target.notes
@@ -139,7 +139,7 @@ class SpeedContext:
 
     @property
     def active(self) -> bool:
-        """True if this plan is in force (not restored, and not hidden by a newer one)."""
+        """True if this plan is in force: neither restored nor hidden."""
         return self._stack is not None
 
     @property
@@ -148,12 +148,12 @@ class SpeedContext:
         return tuple(dict.fromkeys(self.target.kept))
 
     def changes(self) -> tuple[Change, ...]:
-        """Return the changed flags, and the changed state of model and optimizers."""
+        """Return the flags and the state of model and optimizers that differ from `before`."""
         now = self.before if self.model is None else observed(self.target)
         return flags.diff(self.before, now)
 
     def adopt_compiled(self, other: SpeedContext) -> None:
-        """Use the compiled code of another context of the model, while this plan is hidden."""
+        """Take over compiled code of the model's context `other`; this plan must be hidden."""
         if other.target.memo.compiled_call is not None:
             self.target.memo.compiled_call = other.target.memo.compiled_call
 
@@ -200,14 +200,14 @@ class SpeedContext:
 
     @property
     def grad_scaler(self) -> torch.amp.GradScaler:
-        """The plan's GradScaler on the model's device; a disabled one if the plan has none."""
+        """The plan's GradScaler on the model's device; else a disabled GradScaler."""
         acting = self._acting
         acting.asked.add("grad_scaler")
         return acting.target.memo.scaler or torch.amp.GradScaler(enabled=False)
 
     @property
     def _acting(self) -> SpeedContext:
-        """The context measured on this model, else on another in this thread, else this context."""
+        """The context measured on this model, else on another model in this thread, or self."""
         here, own = threading.get_ident(), MEASURED.get(self._key)
         others = (context for thread, context in MEASURED.values() if thread == here)
         acting: SpeedContext = own[1] if own else next(others, self)
@@ -227,7 +227,7 @@ class SpeedContext:
         self.restore()
 
     def put_in_force(self) -> None:
-        """Apply the plan in place of the model's hidden plan."""
+        """Apply the plan and register the context; the model's earlier plan must be hidden."""
         model, earlier = self.model, contexts_of(self.model)
         with interrupts.uninterrupted():
             self._apply()
@@ -243,7 +243,7 @@ class SpeedContext:
         self.restore()
 
     def restore(self) -> None:
-        """Undo the plan once; keep trained values; apply an earlier plan if either used `with`."""
+        """Undo the plan but keep trained values; reapply the earlier plan if either used `with`."""
         model = self.model
         if self.restored or model is None:
             return
@@ -261,7 +261,7 @@ class SpeedContext:
         CHANGES.tell(model)
 
     def _apply(self, observe: bool = True) -> None:
-        """Put the plan on the model; if `observe`, first record the state `before`."""
+        """Put the plan on the model; if `observe`, first record the state in `before`."""
         with self.target.searched_once(), ExitStack() as stack:
             plan, target = self.own_plan, self.target
             if observe:
@@ -368,7 +368,7 @@ def restore_all() -> int:
 
 
 def _remove_unreachable(contexts: Sequence[SpeedContext]) -> None:
-    """Remove the newest contexts, up to one that the end of a `with` block puts in force again."""
+    """Remove the newest contexts, down to a context whose `with` block is still running."""
     for context in takewhile(lambda context: not context._entered, reversed(contexts)):
         context._remove()
 

@@ -42,7 +42,7 @@ def _word(names: Mapping[str, Any], context: SpeedContext) -> str:
 def assign(names: MutableMapping[str, Any] | None, name: str, context: SpeedContext) -> str:
     """Assign a context to a variable of the notebook, and return the variable's name.
 
-    The variable is `ctx` unless another model's context or the user's object has that name.
+    The variable is `ctx`; for `net`, `ctx_net` if `ctx` is another model's context or object.
     """
     model, own = context.model, "_".join([CTX, *re.findall(r"\w+", name)])
     space = {} if names is None else names

@@ -83,7 +83,7 @@ class Plan:
         return facts
 
     def active_values(self) -> dict[str, Any]:
-        """Return the active decisions' values by name; with `details`, a mapping by field."""
+        """Return the active decisions' values by name; with `details`, values are dicts."""
         values = {decision.name: decision.value for decision in self.decisions if decision.active}
         for decision in self.decisions:
             if decision.active and decision.details:

@@ -21,7 +21,7 @@ from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 
 ALMOST = 0.97  # the longest progress bar, as a share
 WORDS = ("variant", "verdict", "accuracy")
-# Columns that narrow text may leave out, the last one first.
+# Columns that narrow text may leave out, from the last to the first.
 LEAVING = ("memory", "first call")
 LEGEND = (
     "Median time of one step, device synchronized; speed-up: median of the ratios within each "
@@ -51,7 +51,7 @@ def comparison_report(comparison: Comparison) -> Document:
 
 
 def _headline(comparison: Comparison) -> str:
-    """Return the best variant with its gain, or that none is proven; device, torch and rounds."""
+    """Return the best variant with its gain, or a lack of proof; with device, torch and rounds."""
     environment, baseline, best = comparison.environment, comparison.baseline, comparison.best
     rounds = count(len(baseline.times_s), "round")
     where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
@@ -67,7 +67,7 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _nothing(comparison: Comparison) -> str:
-    """Return that nothing is proven faster, naming one unchecked variant or the other models."""
+    """Return that no variant is proven faster; name an unchecked variant or the other models."""
     text = f"Nothing is proven faster than {comparison.baseline.name}"
     unchecked = [one for one in comparison.records if comparison.verdict(one) == "not checked"]
     if unchecked:
@@ -79,7 +79,7 @@ def _nothing(comparison: Comparison) -> str:
 
 
 def describe_gain(gain: Ratio, baseline: str) -> str:
-    """Return `1.23× as fast as baseline, INTERVAL 1.20× to 1.26×`."""
+    """Return `1.23× as fast as baseline, 95 % interval 1.20× to 1.26×`."""
     fast = f"as fast as {baseline}"
     if not gain.is_bounded:
         return f"about {ratio(gain.median)} {fast} in {count(gain.pairs, 'round')}"

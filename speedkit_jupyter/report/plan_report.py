@@ -68,7 +68,7 @@ def plan_report(
 def applied_report(
     context: SpeedContext, name: str, variable: str, names: Mapping[str, Any], lines: Sequence[str]
 ) -> Document:
-    """Return the decisions, the edits that the user's loop needs, and the changes of applying.
+    """Return the decisions, the edits that the user's loop needs, and the changes by the plan.
 
     `name` is the model's expression, `variable` the context's variable, `names` the notebook's
     variables; `lines` are further lines.

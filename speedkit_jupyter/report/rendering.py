@@ -1,4 +1,4 @@
-"""Show a report as text, as HTML with its colours, or as a figure, in every front end.
+"""Render reports as text and HTML, and their figures as PNG, for all front ends.
 
 HTML has inline styles, because several front ends drop style sheets, and inherits text colour.
 """
@@ -28,9 +28,9 @@ BREAKS = r"([ \n]+)|(?<=\+)|(?<=,)(?=[a-z])"
 
 @dataclass(frozen=True)
 class Document:
-    """A headline with sections, or with bodies without a title; empty ones are left out.
+    """A headline and non-empty sections (or bodies without a title); `data` has plain values.
 
-    `data` has plain values. If brief, HTML closes `folded` sections, text shortens untitled ones.
+    If brief, HTML closes folded sections, and text shortens folded sections without a title.
     """
 
     headline: str

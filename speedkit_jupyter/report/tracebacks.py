@@ -27,7 +27,7 @@ def hide_when_interrupted(hook: Callable[P, R]) -> Callable[P, R]:
 
 
 def _users_lines() -> list[str]:
-    """Return the lines of the error that IPython shows, without the hook at its end."""
+    """Return IPython's lines for the current error, without the hook's frames at the end."""
     from IPython import get_ipython
 
     error: Any = sys.exc_info()[1]

@@ -90,7 +90,7 @@ def _next_steps(tuning: Tuning) -> list[str]:
 
 
 def _answer(tuning: Tuning) -> str:
-    """Return the winner with its gain, the likely plan, or why there is none; with the time."""
+    """Return the winner with its gain, the likely plan, or why no plan is proven; and the time."""
     took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
     if tuning.seconds and tuning.compiling_s >= 0.5:  # less is not worth mentioning
         took += f", {seconds(tuning.compiling_s)} of them compiling"

@@ -56,7 +56,7 @@ class Sums(NamedTuple):
         return math.sqrt(self.square / max(self.size, 1))
 
     def deviation(self, least: float = 0.0) -> Deviation:
-        """Return the deviation relative to the reference, or to `least` if that is larger."""
+        """Return the deviation relative to the reference's root mean square, at least `least`."""
         square = max(self.square, least**2 * self.size)
         if self.off <= NOTHING**2 * self.size:
             return Deviation()
@@ -66,7 +66,7 @@ class Sums(NamedTuple):
         return Deviation(math.sqrt(self.off / square), abs(self.product) / square, bias)
 
     def along(self, way: float, dtype: torch.dtype) -> Sums:
-        """Return sums relative to the norm `way` of a change, less roundings of the dtype."""
+        """Return the sums of a difference beyond roundings, relative to a change of norm `way`."""
         if not math.isfinite(self.off):
             return self
         # Differences of up to four eps of the dtype (at least float32's) are roundings.
@@ -83,7 +83,7 @@ def sums(pairs: Sequence[Pair]) -> list[Sums]:
     """Return the sums of each pair, reduced on its device, with one transfer for each pass."""
     found = [Sums(max(0 if one is None else one.numel() for one in pair)) for pair in pairs]
     left = [i for i, pair in enumerate(pairs) if found[i].size and pair[0] is not pair[1]]
-    # float32 takes a thirtieth of the time and is precise enough, but has too small a range.
+    # float32 takes a thirtieth of float64's time and is precise enough, but squares may overflow.
     for wide, masked in ((False, False), (True, False), (True, True)):
         rows = [_row(*pairs[i], wide, masked) for i in left]
         values = torch.stack([row.to(rows[0]) for row in rows]).tolist() if rows else []
@@ -126,7 +126,7 @@ def _of_piece(
 
 
 def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
-    """Return each gradient's deviation, relative to its reference or a small share of all.
+    """Return gradients' deviations, relative to the reference or, if larger, LEFT_OF_ZERO of all.
 
     A gradient that is almost zero within its module is relative to the module's root mean square.
     """

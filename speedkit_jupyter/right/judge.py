@@ -1,6 +1,6 @@
 """Judge a variant's accuracy: exact, rounding or wrong, by the tolerance (limit) of each tensor.
 
-A limit is a multiple of a control run's deviation, plus some roundings. A control run is the same
+A limit is a multiple of a control run's deviation, plus a constant. A control run is the same
 step, rounded to the variant's precision. In 30 networks (MLPs, CNNs, recurrent, transformers), in
 training and evaluation, autocast deviated 0.5 to 1.5 times as much as its control run in every
 output, and up to 6 times in gradients.
@@ -24,7 +24,7 @@ DOUBT = 2.0
 # The limit of each kind of tensor: a multiple of the control run's deviation, plus a share, plus a
 # number of roundings for other kernels. A ReLU or maximum that rounding switches changed gradients
 # by 2e-2 in fp16; batch statistics of 8 samples changed by 4e-2. Parameters that change outside of
-# a compared optimizer step may be Adam's, whose first steps rounding reverses in some elements.
+# a compared optimizer step may be Adam's: rounding reverses Adam's first steps in some elements.
 LIMITS = {
     "output": (3.0, 0.0, 2.0),
     "gradient": (8.0, 2e-2, 16.0),
@@ -34,12 +34,12 @@ LIMITS = {
     "buffer": (8.0, 5e-2, 2.0),
 }
 # Factor for roundings in float32: kernels sum in another order, and each term may add a rounding.
-# (In 30 networks no output was off by more than 42 roundings; in a small convolutional one by 120.)
+# (In 30 networks, outputs were off by at most 42 roundings; in a further, small CNN by 120.)
 TERMS = 512.0
 # A variant is as exact as the baseline if its error is at most twice the baseline's, plus this.
 AS_EXACT = 1e-6
 # Number of integers that may differ: twice the control's count, plus three times this count's
-# square root, plus three times the share by which rounding moves the outputs.
+# square root, plus, of all integers, three times the share by which rounding moves the outputs.
 SCATTER = 3.0
 COMPARED, RESULTS = ("output", "gradient"), ("output", "result")
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -94,7 +94,7 @@ class StepJudge:
         self.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
 
     def follows(self) -> bool:
-        """Return whether float64 and the baseline agree in form and, in fp32, up to rounding."""
+        """Return whether float64 and the baseline agree in form and, in fp32, within 2 %."""
         seen = {key for key, _ in self.baseline.rows}
         missing = [key for key, look in self.trace.items() if look.values and key not in seen]
         if missing or not all(row.fits for row in self.own.rows.values()):
@@ -106,7 +106,7 @@ class StepJudge:
         return self.lowered != "fp32" or most <= 0.02
 
     def note_unlike(self, again: ObservedRun) -> None:
-        """Record values that differ in a second run of the baseline; non-results set `void`."""
+        """Record values that differ in a second baseline run; floats outside results set `void`."""
         for place, row in again.rows.items():
             known = self.own.rows.get(place)
             differs = self._excess(place, row, self.lowered)[0] > 1
@@ -121,10 +121,10 @@ class StepJudge:
         return lowest(precision, self.lowered)
 
     def runs_before_verdict(self, run: ObservedRun, precision: str) -> int:
-        """Return the number of runs (controls, one baseline) before the verdict "wrong", or 0.
+        """Return the number of further runs (controls, one baseline) before the verdict "wrong".
 
-        It is 2 if forms differ, or a value of 16 or more elements is beyond DOUBT times its limit;
-        6 if only smaller values or smaller deviations are beyond limits, maybe by chance.
+        Return 2 if forms differ, or a value of 16 or more elements exceeds DOUBT times its limit; 6
+        if only smaller values, or smaller deviations, exceed limits (maybe by chance); 0 otherwise.
         """
         precision = self.judged_in(precision)
         if self.void:
@@ -152,7 +152,7 @@ class StepJudge:
         return Accuracy("not checked", why, **numbers)
 
     def accuracy_of_other_model(self, run: ObservedRun, precision: str) -> Accuracy:
-        """Return the errors of a model that a plan changes; "wrong" if broken or untrained."""
+        """Return the Accuracy of a plan that changes the model; "wrong" if broken or untrained."""
         if self.void:
             return Accuracy("not checked", self.void)
         if fault := self._broken(run, self.judged_in(precision), other=True):
@@ -176,7 +176,7 @@ class StepJudge:
         return worst
 
     def _excess(self, place: Place, row: ObservedDifference, precision: str) -> tuple[float, str]:
-        """Return a value's deviation ÷ its limit (integers, text: DOUBT or 0), and its words."""
+        """Return a value's deviation ÷ limit (integers, text: DOUBT or 0), and a description."""
         known = self._explaining(place, row, precision)
         if row.count and row.kind != "given":
             share = SCATTER * self._explained(precision)
@@ -193,8 +193,8 @@ class StepJudge:
     ) -> list[tuple[ObservedDifference, float]]:
         """Return the rows of control runs and the baseline that explain a value at this moment.
 
-        Each has the multiple of its deviation that it explains: 1, or 3 if the run's last row of
-        this kind and name must serve.
+        Each row has a factor for the row's deviation: 1, or 3 if the run has no row of this moment
+        and the run's last row of this kind and name serves.
         """
         found = []
         for run in (*self.controls.get(precision, ()), self.own):
@@ -285,7 +285,7 @@ def _beyond(row: ObservedDifference, known: Sequence[ObservedDifference], share:
     counts, is_free = max((each.count for each in known), default=0), row.kind == "result"
     if not row.size:
         return "" if counts or is_free else "is another text"
-    share += 0.01 if is_free else 0.0  # 1 % for uncompared steps
+    share += 0.01 if is_free else 0.0  # 1 % more after steps that are not compared
     if row.size == 1:  # a count of hits, for example
         limit = 2 * max((each.most for each in known), default=0.0) + share * row.largest
         is_beyond = math.ceil(row.most) > limit
@@ -314,7 +314,7 @@ def _called(kind: str, name: str) -> str:
 def beyond_limit(
     found: Deviation, size: int, control: Deviation | None, kind: str, precision: str
 ) -> tuple[float, str]:
-    """Return a deviation as a multiple of its limit, and its description; 0 if undetermined."""
+    """Return a deviation ÷ its limit, and a description; 0 if rounding explains any deviation."""
     times, share, roundings = LIMITS[kind]
     known = control or Deviation(*[8 * unit(precision)] * 3)  # a typical deviation
     if known.distance >= 1:  # rounding alone changes the tensor by its own size

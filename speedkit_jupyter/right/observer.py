@@ -51,7 +51,7 @@ MASKS = re.compile(f"mask|{CACHE}|cache|position")
 
 @dataclass(frozen=True)
 class RunKind:
-    """The effect of an observed run on the trace, and its end."""
+    """The effect of an observed run on the trace, and the end of the run."""
 
     extends: bool = False  # True if the run adds to the trace
     ends_early: bool = False  # True if the run ends when no more values are compared
@@ -92,7 +92,7 @@ class Observer(Watcher):
         self._tag = ""  # an optimizer in a backward pass, by its first parameter's name
         self._in_backward = self._in_closure = False
         # The comparisons that are still possible.
-        self._led = self.kind.led  # until a closure computes gradients
+        self._led = self.kind.led  # False once a closure computes gradients
         self._is_fresh = False  # True if gradients were not compared yet
         self._is_free = False  # True if an optimizer made more steps than are followed
         self._drifts = False  # True if gradients that were not replaced may have moved parameters
@@ -106,7 +106,7 @@ class Observer(Watcher):
             self._name(parameter)
         self._numbers: Counter[tuple[int, int, str, str]] = Counter()
         held = (self._parameters | self._all("buffers")) if self.kind.extends else {}
-        # If the trace is extended: parameters after the last followed step, and initial buffers.
+        # To extend the trace: parameters at the start or last compared step, and initial buffers.
         self._seen = {n: _copy(v) for n, one in held.items() if (v := plain(one)) is not None}
         for gradient in map(self._gradient, self._parameters.values()):
             if gradient is not None and is_in_memory(gradient):
@@ -134,7 +134,7 @@ class Observer(Watcher):
         is_compared = self._calls <= 8 or not self._calls & (self._calls - 1)
         if self._is_free or self.run.diverged or not is_compared:
             return
-        # A step may feed tokens back; a plan's cache may have its own masks and positions.
+        # Other integers mean that the step feeds tokens back; masks and positions vary by cache.
         named = {name: value for name, value in kwargs.items() if not MASKS.search(name)}
         given = {n: v for n, v in leaves([args, named]).items() if is_exact(v)}
         self.run.diverged = any(row.count or not row.fits for row in self._look("given", given))
@@ -190,11 +190,11 @@ class Observer(Watcher):
                 raise Enough
             return
         self._stepped |= set(names)
-        # A closure after a backward pass computes no gradients, as in Lightning.
+        # A closure after a backward pass counts as empty, as in Lightning's manual optimization.
         self._in_closure = with_closure and not self._is_fresh and not self._in_backward
         self._led = self._led and not self._in_closure  # closures need gradients
         if not self._in_closure:
-            # Fused optimizers unscale gradients themselves; for others they are unscaled already.
+            # Fused optimizers unscale gradients; for other optimizers, the GradScaler has done so.
             still_in = getattr(optimizer, "grad_scale", None)
             self._gradients(own, 1.0 if still_in is None else float(still_in), replace=True)
             if self.kind.stops_at_step and not self._in_backward:
@@ -271,7 +271,7 @@ class Observer(Watcher):
     def _look(
         self, kind: str, found: Values, tag: str = "", led: bool = False
     ) -> Iterable[ObservedDifference]:
-        """Return the differences from the trace, or extend it; if `led`, first write its values."""
+        """Return differences from the trace; first add a new moment, or write values if `led`."""
         moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
         self._numbers[moment] += 1
         key = self._key = (*moment, self._numbers[moment])

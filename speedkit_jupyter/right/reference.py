@@ -39,7 +39,7 @@ PRODUCTS = re.compile(
 )
 # Operations whose result has the first operand's dtype; weights and statistics stay in float32.
 BY_FIRST_OPERAND = ("norm", "where", "prelu")
-# Operations without arithmetic, in addition to views and random draws.
+# Operations without arithmetic: like views and random draws, their results are not rounded.
 COPIES = ("detach", private.CAST, "lift_fresh", "alias")
 
 
@@ -67,7 +67,7 @@ def parameters_of(holders: Sequence[Any]) -> list[Any]:
 
 
 def each_operation(make: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
-    """Replace every operation in the block by `make(operation, args, kwargs)`."""
+    """Return a context manager in which `make(operation, args, kwargs)` replaces each operation."""
 
     class Mode(private.dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
@@ -142,7 +142,7 @@ def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
     result = operation(*args, **kwargs)
     if not private.operator_schema(operation).is_mutable:
         return result
-    for value in given:  # its copy may have been modified
+    for value in given:  # the operation may have written to a copy
         copy = copies[id(value)]
         if copy is not value and value.shape == copy.shape:
             value.copy_(copy)
@@ -198,7 +198,7 @@ def _drawn(operation: Any, args: Any, kwargs: Any) -> Any:
     result = operation(*plain, **{name: _in_float32(value) for name, value in kwargs.items()})
     if args and private.operator_schema(operation).name.endswith("_"):  # an in-place operation
         return args[0].copy_(plain[0])
-    if isinstance(result, tuple):  # native_dropout: results keep their precision
+    if isinstance(result, tuple):  # native_dropout: apply the mask in the input's dtype
         return args[0] * result[1] / max(1 - args[1], 1e-9), result[1]
     is_float = isinstance(result, torch.Tensor) and result.is_floating_point()
     return result.to(asked) if is_float and asked is not None else result
@@ -214,7 +214,7 @@ def _in_float32(value: Any) -> Any:
 
 @contextmanager
 def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
-    """Disable modules' dropout in the block: kernels draw other masks. Yield whether any was on."""
+    """Disable modules' dropout in the block: masks differ by kernel. Yield whether any was on."""
     dropouts: Any = torch.nn.Dropout.__base__
     kinds = (dropouts, torch.nn.MultiheadAttention, torch.nn.RNNBase)
     layers: list[tuple[Any, str, float]] = []
@@ -256,8 +256,8 @@ def rounded(
 ) -> AbstractContextManager[None]:
     """Round products and dependent results to this precision in the block, as autocast would.
 
-    In fp32 all results are rounded. Control run `number` 1 rounds to nearest, all others at random.
-    In fp16 up to half of its smallest number is added, ÷ `loss_scale` in the backward pass.
+    In fp32, all results are rounded to 20 bits. Run `number` 1 rounds to nearest, others at random.
+    In fp16, noise of up to half the smallest subnormal is added, ÷ `loss_scale` in backward passes.
     """
     return each_operation(_Rounding(precision, number, loss_scale).make)
 
@@ -269,7 +269,7 @@ class _Rounding:
         self._everything = precision == "fp32"
         # Fewer than float32's 24 bits, because kernels round more often than once per operation.
         self._digits = 20 if self._everything else DIGITS[precision]
-        self._smallest = 2.0**-25 if precision == "fp16" else 0.0  # half of fp16's smallest
+        self._smallest = 2.0**-25 if precision == "fp16" else 0.0  # half the smallest subnormal
         self._to_nearest, self._loss_scale = number == 1, loss_scale
         self._stock: dict[Any, torch.Tensor] = {}
         self._place = random.Random(number)  # separate from the user's generator

@@ -42,10 +42,10 @@ class Look:
 class ObservedDifference:
     """The difference of a value from the trace; `fits` is False for missing values or wrong shapes.
 
-    `error` belongs to floating-point numbers. `count` integers differ, by `most` at most, where the
-    trace's largest is `largest`; the `first` is at this index of the last dimension. Text has no
-    size. A `result` follows from other tokens, or more optimizer steps than are followed: its
-    floating-point numbers are not compared, and integers loosely.
+    `error` is the deviation of floats. `count` integers differ, by at most `most`; `largest` is the
+    trace's largest magnitude, `first` the first differing index in the last dimension. Text has the
+    size 0. The kind `result` follows other tokens, or more optimizer steps than are followed: its
+    floats are not judged, and integers loosely.
     """
 
     kind: str
@@ -98,11 +98,11 @@ def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedD
         if name in parts:
             parts[name] = parts[name].along(way, pairs[name][0].dtype)
     every = list(parts.values())
-    # A value that hardly changes, such as the mean of zeros, is compared with the others' changes.
+    # A value that hardly changes, such as a mean of zeros, is relative to changes of other values.
     together = kind == "gradient" or kind in MOVES
     errors = deviations.of_gradients(parts) if together else [part.deviation() for part in every]
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
-        is_own = mine is theirs and mine is not None and mine.numel()  # nothing to compare
+        is_own = mine is theirs and mine is not None and mine.numel()  # no value to compare with
         # Some elements may be infinite, as in masks. A sum is far cheaper than a test of each.
         of_own = (bool(check.isfinite().any()) for check in (mine.sum(), mine)) if is_own else ()
         is_finite = any(of_own) if is_own else math.isfinite(part.off)
@@ -116,7 +116,7 @@ def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedD
 
 def _form(kind: str, mine: Any, theirs: Any, is_known: bool) -> ObservedDifference:
     """Return a row that compares shapes, text and integers; `compared` adds the float values."""
-    if isinstance(mine, str) or isinstance(theirs, str):  # the number of texts may be random
+    if isinstance(mine, str) or isinstance(theirs, str):  # missing text counts as another text
         return ObservedDifference(kind, count=int(mine != theirs))
     tensors = [one for one in (mine, theirs) if one is not None]
     size = max((tensor.numel() for tensor in tensors), default=1)
@@ -147,7 +147,7 @@ def is_exact(value: Any) -> bool:
 def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
     """Return the comparable parts of a value, by location; `name` is the value's name.
 
-    Float tensors are detached, and large ones sampled. Python's floats and complex numbers become
+    Tensors are detached, and large tensors sampled. Python's floats and complex numbers become
     pairs (real, imaginary), integers int64 tensors in main memory, and everything else text.
     """
     found: dict[str, torch.Tensor | str] = {}

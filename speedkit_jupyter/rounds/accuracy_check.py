@@ -139,13 +139,13 @@ class AccuracyCheck:
             judge.void = "the step itself computes non-finite numbers"
 
     def _add_control(self, precision: str, runner: Runner, calls: int = 1, most: int = 2) -> None:
-        """Add a control run of `calls` calls, unless there are `most` or the run fails."""
+        """Add a control run of `calls` calls, unless there are `most` runs or the run fails."""
         runs = self._judge.controls.setdefault(precision, [])
         if len(runs) < most:
             wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
             around: Surrounding = partial(reference.rounded, precision, len(runs), runner.scale())
-            # First set the trace's parameters: an optimizer step in float64 takes as long as the
-            # rest. Optimizers that fail without gradients get gradients in the second run.
+            # First try a run that sets the trace's parameters: an optimizer step in float64 takes
+            # as long as the rest of the run. If that fails, optimizers get gradients.
             for kind in (observer.LED_CONTROL_RUN, observer.CONTROL_RUN):
                 with suppress(Exception):
                     given = [*self._plain(kind, wide), around]
@@ -153,7 +153,7 @@ class AccuracyCheck:
                     return
 
     def _plain(self, kind: observer.RunKind, wide: bool = True) -> list[Surrounding]:
-        """Return surroundings without compiling or DDP's reduction, and in float64 if `wide`."""
+        """Return surroundings that disable compiling and DDP, and use float64 if `wide`."""
         step = self._first.step
         held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
         steps = not (kind.stops_at_step or kind.led)

@@ -43,7 +43,7 @@ class Benchmark:
 
     `budget_s` are the seconds for everything but compiling and `accuracy`; by default 10, or more
     if a step is long. Benchmarks of a search share a `pool`, and use a part of the budget `within`.
-    No variant wins whose 99th percentile is above `at_most_s` seconds. Raises StepError.
+    A variant whose 99th percentile is above `at_most_s` seconds can't win. Raises StepError.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Benchmark:
             # Putting the state back takes as long as copying it.
             ends = (self.begun_s, guard.taking_s) if is_whole else ()
             self.budget = Budget(self.budget_s, now, self._within, *ends)
-            # 2. First steps: the baseline's show how the step repeats; then the others warm up.
+            # 2. First steps: the baseline's show whether steps can repeat; then the others warm up.
             given = self.variants, self.budget
             first = self._first = yield from pool.baseline(*given)
             self._environment = environment(first.device)
@@ -180,7 +180,7 @@ class Benchmark:
 
 @cache
 def meters() -> tuple[Callable[[Sequence[Runner], Budget], Iterator[Progress]], ...]:
-    """Return the functions of extras that measure more in untimed steps."""
+    """Return the functions of extras that take further measurements in untimed steps."""
     return tuple(meter for every in provided("METERS") for meter in every)
 
 
@@ -222,7 +222,7 @@ class NamedAccuracy:
 
 
 def named_accuracy(function: Any, name: str = "") -> NamedAccuracy | None:
-    """Return an `accuracy` argument with its name; None for None. Raises StepError for others."""
+    """Return an accuracy function with its name; None for None. StepError if not callable."""
     if function is None:
         return None
     if not callable(function):

@@ -1,4 +1,4 @@
-"""The time budget of a measurement: default, end, cost of checks; and counts of compilations."""
+"""The time budget of a measurement, the cost of checks, and the counts of compilations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speedkit_jupyter.torchglue import dynamo
 
 # The default budget of a comparison, a search, a profile and advice, in seconds.
 DEFAULT_BUDGET_S = 10.0
-# `Budget.allows` refuses work that would end later than this many times a budget of 1 s or more.
+# `Budget.allows` refuses work that would end after this multiple of a budget of 1 s or more.
 LATEST = 1.1
 # Imports, copies and checks of the shortest step take about a second. A smaller budget is minimal:
 # short steps are still warmed up and checked.
@@ -31,7 +31,7 @@ LONGER_BUDGET = "a longer --budget may settle it"
 class Budget:
     """The time budget of a measurement in seconds, from `begun_s` (default: now) on the clock.
 
-    `reserved_s` seconds are reserved for the end. A budget `within` another allows no more.
+    `reserved_s` seconds are reserved for the end. The limit of an outer budget `within` holds, too.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Budget:
         latest_s = max(LATEST * self.seconds, OVERHEAD_S if self.is_minimal else 0.0)
         room_s = latest_s - self.spent_s - self.reserved_s
         if self.is_minimal:
-            room_s = max(room_s, 0.05)  # shorter steps fit into any budget
+            room_s = max(room_s, 0.05)  # a minimal budget allows shorter steps
         return room_s if self.within is None else min(room_s, self.within.room_s - self.reserved_s)
 
     @property
@@ -69,7 +69,7 @@ class Budget:
 
     @property
     def is_minimal(self) -> bool:
-        """Return whether this budget, or the outermost around it, is below OVERHEAD_S seconds."""
+        """Return whether the outermost budget (this, if none is around it) is below OVERHEAD_S."""
         return self.seconds < OVERHEAD_S if self.within is None else self.within.is_minimal
 
     def allows(self, seconds: float) -> bool:

@@ -25,7 +25,7 @@ def now() -> float:
 
 
 def timed(step: Callable[[], object], device: torch.device) -> float:
-    """Return the wall-clock seconds of one step, synchronized before and after."""
+    """Run one step; return its wall-clock seconds, with an idle device before and after it."""
     synchronize(device)
     read_s = time.perf_counter  # bound early, because the step can replace time.perf_counter
     start_s = read_s()
@@ -53,7 +53,7 @@ class Interruptions:
     def seconds(self, wall_s: float) -> float:
         """Return an upper estimate of the delay in the `wall_s` since `begin()`; 0 if unknown."""
         waiting_s = waited_s() - self._waited_s
-        # Computing takes at least its CPU time, divided by all cores.
+        # Without delay, the wall time is at least the CPU time ÷ the number of cores.
         least_s = (time.process_time() - self._cpu_s) / _cores()
         held_up_s = max(min(waiting_s, wall_s - least_s), 0.0)
         self._total_s += held_up_s
@@ -63,15 +63,15 @@ class Interruptions:
         if elapsed_s - self._read_s >= 0.2:  # /proc has ticks of 0.01 s, and reading takes 2 ms
             self._read_s = elapsed_s
             taken_s = taken_by_others_s() - self._others_s
-            # Other processes of an idle machine use up to 5 % of the cores, and a few clock ticks.
+            # On an idle machine, other processes take up to 5 % of the time, plus 3 clock ticks.
             is_quiet = taken_s < 0.05 * _cores() * elapsed_s + 0.03
             self._share = 0.0 if is_quiet else min(taken_s / self._total_s, 1.0)
         return held_up_s * self._share
 
     def others_share(self) -> float:
-        """Return other processes' share of the time of this process's cores, since the creation."""
+        """Return other processes' share of this process's cores since this object's creation."""
         taken_s, elapsed_s = taken_by_others_s() - self._others_s, now() - self._made_s
-        return max(taken_s - 0.03, 0.0) / (_cores() * max(elapsed_s, 1e-3))  # some clock ticks
+        return max(taken_s - 0.03, 0.0) / (_cores() * max(elapsed_s, 1e-3))  # 0.03 s: clock ticks
 
 
 def waited_s() -> float:
@@ -86,7 +86,7 @@ def waited_s() -> float:
 
 
 def taken_by_others_s() -> float:
-    """Return others' CPU seconds since boot on this process's cores, on Linux; else 0."""
+    """Return other processes' CPU seconds since boot on this process's cores; 0 without Linux."""
     times = os.times()
     own_s = time.process_time() + times.children_user + times.children_system
     try:
@@ -144,7 +144,7 @@ def are_interrupted(times_s: Sequence[float], waited_s: Sequence[float]) -> list
 def held_up(rows: Sequence[tuple[Sequence[float], Sequence[float]]], rounds: str) -> str:
     """Return a sentence about rounds that other programs delayed; empty if few were.
 
-    A row has one variant's times and possible delays in seconds; `rounds` is the word for times.
+    A row has one variant's times and possible delays in seconds; `rounds` is a noun for the times.
     """
     if not any(map(any, (waited_s for _, waited_s in rows))):
         return ""

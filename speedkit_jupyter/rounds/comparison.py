@@ -102,7 +102,7 @@ class Record:
     name: str
     times_s: list[float] = field(default_factory=list)
     first_call_s: float | None = None  # including compilation
-    settling_s: float = 0.0  # seconds of warm-up beyond as many usual steps
+    settling_s: float = 0.0  # warm-up seconds, minus the time of as many warm steps
     failure: str | None = None  # the error in one line
     declined: bool = False  # True if its whole plan was declined
     declines: dict[str, str] = field(default_factory=dict)  # the reasons of declined parts
@@ -168,7 +168,7 @@ class Record:
         return are_interrupted(self.times_s, self.waited_s)
 
     def is_other_model(self, baseline: Record) -> bool:
-        """Return whether plan and baseline change the model differently: speed alone can't win."""
+        """Return whether plan and baseline change the model differently, so speed can't decide."""
         return self.changes_model != baseline.changes_model
 
 
@@ -198,7 +198,7 @@ class Comparison(Shown):
     accuracy_name: str = ""  # the user's name of the records' scores
     dropout_off: bool = False  # in the accuracy check: kernels draw different masks
     unrestorable: tuple[str, ...] = ()
-    repeats: str = ""  # a line about later calls that do less work
+    repeats: str = ""  # a line about later calls that do less work or fail
     at_most_s: float | None = None  # limit for the 99th percentile
 
     @property
@@ -207,7 +207,7 @@ class Comparison(Shown):
 
     @property
     def best(self) -> Record | None:
-        """Return the fastest by median of the variants with the verdict "faster", or None."""
+        """Return the "faster" variant with the largest median ratio; None if none is faster."""
         ratios = [(self.ratio(one), one) for one in self.records if self.verdict(one) == "faster"]
         gains = [(ratio.median, record) for ratio, record in ratios if ratio]
         return max(gains, key=lambda gain: gain[0], default=(0.0, None))[1]
@@ -222,7 +222,7 @@ class Comparison(Shown):
         return self.compared(self.baseline, record, bonferroni_share(self.error, variants))
 
     def compared(self, before: Record, after: Record, error: float) -> Ratio | None:
-        """Return the speed-up of `after` over `before`, or None; unbounded if the load decides."""
+        """Return `after`'s speed-up, unbounded if the load decides; None without common rounds."""
         found = ratio_of(before, after, error)
         return found.unbounded() if found and self.load_decides(before, after) else found
 
@@ -231,7 +231,7 @@ class Comparison(Shown):
         return before.applied.get("threads") != after.applied.get("threads") and bool(self.busy)
 
     def in_any_process(self, record: Record) -> Ratio | None:
-        """Return the ratio, its interval widened by differences between processes; or None."""
+        """Return the ratio, widened by the variation between processes; None if it is unknown."""
         found = self.ratio(record)
         if found is None:
             return None
@@ -276,7 +276,7 @@ class Comparison(Shown):
         return self.baseline.times_s if record.same_as_baseline else record.times_s
 
     def break_even_steps(self, record: Record) -> int | None:
-        """Return the steps after which compiling is paid back; None without gain or compiling."""
+        """Return the number of steps that repay compiling; None without gain or compiling."""
         ratio = self.ratio(record)
         if not record.is_compiled or ratio is None or ratio.median <= 1:
             return None
@@ -291,7 +291,7 @@ class Comparison(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a flat row of plain values for each variant, without raw samples."""
-        rows, nested = self.to_dict()["variants"], {"quartiles_s", "memory", "tokens"}  # maybe None
+        rows, nested = self.to_dict()["variants"], {"quartiles_s", "memory", "tokens"}  # or None
         nested |= {key for row in rows for key, one in row.items() if isinstance(one, dict | list)}
         return [
             {key: value for key, value in row.items() if key not in nested}

@@ -42,7 +42,7 @@ MOST_STEPS = 12
 MIXED = "; this code needs one dtype, and autocast gives several: model.to(torch.bfloat16) has one"
 # If time is short, variants that are this many times slower in warm-up are left out first.
 LEFT_OUT_FIRST = 2.0
-# Makes a context manager around steps.
+# A function that returns a context manager; steps run inside its block.
 Surrounding = Callable[[], AbstractContextManager[object]]
 
 
@@ -54,16 +54,16 @@ class Runner:
     contexts: list[MeasuredContext]
     record: Record
     facts: StepFacts = field(default_factory=StepFacts)
-    warm: Snapshot | None = field(default=None, repr=False)  # for blocks; None if not warm
+    warm: Snapshot | None = field(default=None, repr=False)  # the blocks' initial state, if warm
     step_s: float = 0.0  # approximate seconds of a step
-    fastest_s: float = 0.0  # of the warm-up's steps, without the first if there are several
+    fastest_s: float = 0.0  # fastest warm-up step, without the first if there are several
     was_disturbed: bool = False  # True if other processes may have delayed the fastest step
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
     around: Surrounding = nullcontext
-    proof: Callable[[Callable[[], None]], Accuracy] | None = None  # a check without a trace
-    # Fewest bytes that a step requested from the system, with the heap kept and not kept.
+    proof: Callable[[Callable[[], None]], Accuracy] | None = None  # see `Variant`
+    # Fewest bytes that a step requested from the system, by whether freed memory was kept.
     fresh_bytes: dict[bool, int] = field(default_factory=dict)
-    has_settled: bool = True  # True if the last step was near the fewest
+    has_settled: bool = True  # True if the last step requested nearly the fewest bytes
 
     @property
     def worst_s(self) -> float:
@@ -107,7 +107,7 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """Run one step and return its result; with `rewind`, on the same data as every other step.
 
-        The first call records requests to the context in `facts`. StepError if data runs out.
+        The first call records requests to the context in `facts`. Raises StepError if data ends.
         """
         if rewind:
             self.step.rewind()
@@ -122,30 +122,30 @@ class Runner:
         return result
 
     def timed(self) -> float:
-        """Run a step, from the warm state if later calls do less work; return its seconds."""
+        """Run a step, from the warm state if steps can't be repeated; return the seconds."""
         if self.facts.repeats.afresh and self.warm is not None:
             self.warm.restore()
         before, is_kept = heap.fresh_bytes(), heap.is_kept()
         took_s = clock.timed(self.once, self.device)
         fresh = heap.fresh_bytes() - before
         self.fresh_bytes[is_kept] = least = min(fresh, self.fresh_bytes.get(is_kept, fresh))
-        # 5 % more, or 4 MiB, cost a few percent of a long step.
+        # 5 % plus 4 MiB more than the fewest bytes cost a few percent of a long step.
         self.has_settled = fresh <= 1.05 * least + (4 << 20)
         return took_s
 
     def scale(self) -> float:
-        """Return the GradScaler's scale, which decreases when a step is skipped; 1 without one."""
+        """Return the GradScaler's scale, which decreases at a skipped step; 1 without a scaler."""
         return next((float(scaler.get_scale()) for scaler in self._scalers()), 1.0)
 
     def fail(self, error: Exception) -> None:
-        """Record the error as the variant's failure, and release its objects."""
+        """Record the error as the variant's failure; release objects that the error keeps alive."""
         text, is_lowered = in_a_line(error), self.precision == "bf16"
         is_mixed = is_lowered and isinstance(error, RuntimeError) and "dtype" in text
         self.record.fail(text + MIXED * is_mixed)
         release(error)
 
     def leave_out(self, first: Runner, budget: Budget) -> None:
-        """Stop measuring this variant and record the reason, with its speed if it is far slower."""
+        """Stop timing this variant; record why, with its speed if it is far slower than `first`."""
         given = f"{units.seconds(budget.seconds)} are"
         if budget.within is not None:  # users don't know the parts of a search's budget
             given = "the rest of the budget is"
@@ -158,7 +158,7 @@ class Runner:
         self.warm = None
 
     def far_slower(self, first: Runner) -> str:
-        """Return a text about the slowness in warm-up, compared with the `first`."""
+        """Return how many times slower than `first` the fastest warm-up step was, as text."""
         times = self.times_slower(first)
         return f"far slower than {first.record.name}: {times:.1f} times in its fastest step"
 
@@ -170,11 +170,11 @@ class Runner:
         usual_s: float = 0.0,
         around: Surrounding = nullcontext,
     ) -> None:
-        """Run steps until two differ by under 20 %; set `warm` after the first, and `step_s`.
+        """Run steps until consecutive times differ by under 20 %; set `warm` and `step_s`.
 
-        The warm-up also ends after MOST_STEPS, `most_s` seconds of later steps, or the budget. The
-        first step runs inside `around()`; a baseline's step takes `usual_s` seconds. Raises
-        StepError if a GradScaler skips all steps, or the last step in the budget.
+        The warm-up also ends after MOST_STEPS, `most_s` seconds without the first step, or at the
+        budget's end. The first step runs inside `around()`; a baseline's step takes `usual_s`
+        seconds. Raises StepError if a GradScaler skips all steps, or the last step in the budget.
         """
         record, times_s, expected_s, skipped = self.record, list[float](), usual_s, False
         self.warm = self.state() if self.facts.repeats.afresh else self.warm

@@ -1,4 +1,4 @@
-"""The shuffled rounds of a benchmark: their policy, their time, the sampler, its progress line."""
+"""Time a benchmark's variants in shuffled rounds: the policy, the planned time, the sampler."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class Policy:
     | `proves`, `to_check` | last, for the checks | proof |
     """
 
-    most_times_slower = math.inf  # variants this many times slower in warm-up are not timed
+    most_times_slower = math.inf  # variants this many times slower than the baseline are not timed
     checked: int | None = None  # approximate number of checked variants; 0 for none, None for all
     least_rounds: int | None = None  # rounds that decide; None for as many as intervals need
-    proves = False  # True if checks are mandatory
+    proves = False  # True if the first check ignores the budget
     measures_memory = True
 
     @property
@@ -65,7 +65,7 @@ class Policy:
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """Return the records of the next round; empty if the rounds are over.
 
-        Only planned tests have a `comparison`, which decides.
+        `comparison` is None except at planned tests; this policy ends rounds only there.
         """
         ratios = [comparison.ratio(record) for record in racing] if comparison else []
         is_over = comparison is not None and all(ratio.settled for ratio in ratios if ratio)
@@ -82,7 +82,7 @@ class Policy:
 
 
 def checks_s(runners: Sequence[Runner], policy: Policy) -> float:
-    """Return the estimated seconds to check the other variants, `policy.checked` at most."""
+    """Return the estimated seconds of checking every variant, or at most `policy.checked`."""
     number = len(runners[1:]) if policy.checked is None else min(len(runners[1:]), policy.checked)
     if not number:
         return 0.0
@@ -96,7 +96,8 @@ def shares_of_time(
 ) -> tuple[list[Runner], float, float]:
     """Leave out variants beyond the budget; return the others, and seconds for rounds and checks.
 
-    Far slower variants are left out first, then the last; two stay if a step of each fits.
+    Variants far slower than the baseline are left out first, then the last. Two variants stay if a
+    step of each fits.
     """
 
     def least_s(runners: Sequence[Runner]) -> float:
@@ -143,8 +144,7 @@ class Sampler:
         others = max(len(racing) - 1, 1)
         self.rounds = ShuffledRounds(racing, self._left_s, comparisons=others)
         self.skipped_rounds = self.compiled_rounds = 0
-        # By the runner's id: the seconds of recent blocks, and consecutive blocks with a skipped
-        # step or a compilation.
+        # By the runner's id: seconds of recent blocks, and numbers of consecutive blocks left out.
         self._blocks_s: dict[int, deque[float]] = {}
         self._skipped, self._compiled = Counter[int](), Counter[int]()
         self._interruptions = clock.Interruptions()
@@ -218,7 +218,7 @@ class Sampler:
             blocks_s.append(self._budget.spent_s - begun)
 
     def _block(self, runner: Runner) -> Block:
-        """Time a block after untimed steps; None if a timed step is skipped or compiles."""
+        """Time a block after untimed steps; return None if a timed step is skipped or compiles."""
         assert runner.warm is not None
         usual_s, counted = self._steps * runner.step_s, runner.record.compilations.counted()
         with self._budget.compiling_excluded(usual_s), runner.applied(), counted:

@@ -1,4 +1,4 @@
-"""Ratios with intervals and verdicts, the fewest rounds for these, and planned tests."""
+"""Compute ratios of times with intervals and verdicts; plan the tests and the fewest rounds."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ERROR, LEAST_PAIRS = 0.05, 8
 # The share of ERROR for the test at the end, which decides most small differences; the earlier
 # tests share the rest.
 LAST_LOOK = 0.5
-# For these few pairs, Student's interval is used if the interval and each pair are beyond 1.2 on
-# the same side. In simulated runs of equal code (outliers of 2 to 10 times in up to half of all
-# blocks, bursts, drift, Cauchy noise) at most 0.3 % were called faster, and 1.9 % if other work
-# comes and goes with the blocks.
+# For these numbers of pairs, Student's interval is used if the interval and all pairs are above
+# 1.2, or all below 1/1.2. In simulated runs of equal code (outliers of 2 to 10 times in up to half
+# of all blocks, bursts, drift, Cauchy noise) at most 0.3 % were called faster, and 1.9 % if other
+# programs start and stop together with the blocks.
 FAR_PAIRS = range(5, 16)
 # A run ends early once every verdict is clear and every interval is ± this share at most.
 PRECISE = 0.03
@@ -35,9 +35,9 @@ SAME = 0.01
 # The name of an interval in reports.
 INTERVAL = f"{100 * (1 - ERROR):g} % interval"
 # The standard deviation between processes of a gain's logarithm, as a share of that logarithm:
-# memory addresses differ. Measured in 36 processes of six workloads, and in gains of 20 longer
-# steps by tuning and in a fresh process (`tests/benchmarks/processes.py`, `oracle.py`; see Kalibera
-# and Jones, 2013, on such levels). NORMAL is the normal quantile of a 95 % interval.
+# memory addresses differ. Measured in 36 processes of six workloads, and in 20 workloads with
+# longer steps, tuned and then run in a fresh process (`tests/benchmarks/processes.py`, `oracle.py`;
+# see Kalibera and Jones, 2013). NORMAL is the quantile of a two-sided 95 % normal interval.
 PROCESSES, NORMAL = 0.1, 1.96
 # A negligible time in seconds (1 ns, the resolution of the best clocks), or a negligible share.
 TICK_S = 1e-9
@@ -54,7 +54,7 @@ class Ratio:
 
     @property
     def verdict(self) -> Word:
-        """Return the verdict of the interval; `same` if the whole interval is within 1 % of 1."""
+        """Return faster or slower if a bounded interval excludes 1, else same or too noisy."""
         if not self.is_bounded:
             return "too noisy"
         if self.low > 1:
@@ -79,12 +79,12 @@ class Ratio:
         return replace(self, low=0.0, high=math.inf)
 
     def in_any_process(self, threads: int = 1, step_s: float = math.inf) -> Ratio:
-        """Return the ratio, its interval widened by differences between processes."""
+        """Return the ratio with its interval widened by the variation between processes."""
         if not (self.low > 0 and math.isfinite(self.high)):
             return self
         # Steps below 5 ms on several threads depend on the distance of the cores, and a host moves
         # virtual cores for seconds or minutes: a cache line went to the other core and back in 48
-        # or 420 ns. Gains of 1.22 and 1.61 became 0.95 and 2.10: 0.27 in logarithms.
+        # or 420 ns. Gains of 1.22 and 1.61 became 0.95 and 2.10: up to 0.27 in logarithms.
         middle, distance = math.log(self.median), 0.27 if threads > 1 and step_s < 0.005 else 0.0
         others = NORMAL * PROCESSES * middle, distance
         below = math.hypot(middle - math.log(self.low), *others)
@@ -92,13 +92,13 @@ class Ratio:
         return replace(self, low=math.exp(middle - below), high=math.exp(middle + above))
 
     def __str__(self) -> str:
-        """Return `1.50× (1.42× to 1.61×)`; without an interval, the number of rounds."""
+        """Return `1.50× (1.42× to 1.61×)`, or `about 1.50× in 6 rounds` if unbounded."""
         if not self.is_bounded:
             return f"about {units.ratio(self.median)} in {units.count(self.pairs, 'round')}"
         return f"{units.ratio(self.median)} ({units.between(self.low, self.high)})"
 
     def to_dict(self) -> dict[str, float | None]:
-        """Return plain values; infinite ends of the interval are None."""
+        """Return plain values; an infinite `high` is None."""
         return {**asdict(self), "high": self.high if math.isfinite(self.high) else None}
 
     def is_precise(self, share: float) -> bool:
@@ -116,10 +116,10 @@ def paired_ratio(
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at the
     level 1 - `error`. If FAR_PAIRS pairs, all undisturbed, agree that one side is far ahead, it is
-    Student's; else fewer than LEAST_PAIRS leave it unbounded. `waited_s` are the possible delays of
-    both sides by other processes. If enough pairs have delays up to 1 %, only these are used; else
-    the interval covers both estimates, with and without waiting time. It is clipped to the measured
-    ratios. It is unbounded if clipping would change the verdict, or if it is too wide.
+    Student's; else fewer than `least_pairs(error)` leave it unbounded. `waited_s` are the possible
+    delays of both sides by other processes, in seconds. If enough pairs have delays up to 1 %, only
+    these are used; else the interval covers both estimates, with and without the delays. It is
+    clipped to the measured ratios, and unbounded if clipping changes the verdict or if too wide.
     """
     times = np.array([baseline_s, candidate_s], float)
     waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, (1 - TICK_S) * times)
@@ -144,8 +144,8 @@ def paired_ratio(
 def _far(logs: Any, error: float) -> tuple[float, float]:
     """Return the ends of Student's interval of the mean logarithm, as ratios.
 
-    The interval is unbounded unless interval and pairs are far from 1, with the median near the
-    mean: a distant median suggests a mixture of two states.
+    The ends are 0 and infinity unless the interval and all pairs are far from 1, and the median is
+    near the mean: a distant median suggests a mixture of two states.
     """
     from scipy.special import stdtrit
 
@@ -161,7 +161,7 @@ def _far(logs: Any, error: float) -> tuple[float, float]:
 
 
 def bonferroni_share(error: float, comparisons: int) -> float:
-    """Return the error of each of several comparisons, so that all hold together."""
+    """Return the error probability for each comparison that keeps the total at `error`."""
     return error / max(comparisons, 1)
 
 
@@ -176,7 +176,7 @@ def least_values(error: float = ERROR) -> int:
 
 
 def planned_looks(rounds: int, variants: int = 1) -> tuple[int, ...]:
-    """Return the rounds after which to test, for a budget of `rounds`: 5, 9, 13, 19, 28 …
+    """Return the rounds after which to test, for a budget of `rounds`, such as 5, 9, 13, 19, 28.
 
     The first test finds variants that are far ahead; the second has enough pairs for an interval
     of each variant.
@@ -217,7 +217,7 @@ def order_statistic(number: int, error: float) -> int:
 
 
 def median_interval(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median with its distribution-free interval, or the range of too few values."""
+    """Return the median and its distribution-free interval; for too few values, their range."""
     ordered, rank = np.sort(np.asarray(seconds)), order_statistic(len(seconds), ERROR)
     low, high = (ordered[rank - 1], ordered[-rank]) if rank else (ordered[0], ordered[-1])
     return float(np.median(ordered)), float(low), float(high)

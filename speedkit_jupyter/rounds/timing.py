@@ -1,4 +1,4 @@
-"""Time a step as `%timeit` does, without variants: runs of some loops each."""
+"""Time a step without variants, as `%timeit` does: several runs, each of several loops."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ LEAST_RUNS = least_values()
 # Default number of runs: at least 7, as in %timeit, and one more than an interval needs.
 RUNS = max(7, LEAST_RUNS + 1)
 
-# Runs a loop of this many steps between the stopwatch's `begin` and `end`.
+# A function that runs the given number of steps between the stopwatch's `begin` and `end`.
 Loop = Callable[[int, Stopwatch], object]
 
 
 @dataclass(repr=False)
 class Timing(Shown):
-    """The result of a timing, with the attributes of `%timeit -o`; runs are in seconds per run."""
+    """A timing's result, with the attributes of `%timeit -o`; `all_runs` are seconds per run."""
 
     REPORT = "speedkit_jupyter.report.comparison_report:timing_report"
 
@@ -45,7 +45,7 @@ class Timing(Shown):
     first_call_s: float | None = None  # None if every call belongs to a run
     compile_time: float = 0.0
     precision: int = 3
-    repeats: str = ""  # a line about later calls that do less work
+    repeats: str = ""  # a line about later calls that do less work or fail
     waited_runs: list[float] = field(default_factory=list)  # possible delays by other processes
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
@@ -114,8 +114,8 @@ class Timing(Shown):
 class Timer:
     """Time a step: drain `run()`, then read `timing`.
 
-    By default a run takes 0.2 s or more, and there are RUNS runs. With `budget_s`, more runs follow
-    until these seconds from `begun_s` (default: now) are spent.
+    By default a run takes 0.2 s or more, and there are RUNS runs. With `budget_s`, runs fill these
+    seconds from `begun_s` (default: now); a short budget has fewer or shorter runs.
     """
 
     step: Step
@@ -166,7 +166,7 @@ class Timer:
         slowest_s, first_s, runs = 0.0, self.timing.first_call_s or 0.0, self.timing.all_runs
         settles &= self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
         least = RUNS if self.runs is None else self.runs
-        fills = self.runs is None and self.budget_s is not None  # fill the budget
+        fills = self.runs is None and self.budget_s is not None  # True if runs fill the budget
         while len(runs) < least or (fills and self._budget.left_s > 0):
             if runs and not self._budget.allows(slowest_s):
                 break
@@ -184,7 +184,7 @@ class Timer:
         self.timing.waited_runs.append(run.waited_s)
 
     def _begins_afresh(self, start: Snapshot) -> bool:
-        """Return whether later calls fail or do under half the work; set `timing.repeats`."""
+        """Return whether later calls fail or do under half the first's work; set `repeats`."""
         step, first_s, does = self.step, self.timing.first_call_s or 0.0, UNCOMPARED
         try:
             later_s = self._once(1).wall_s
@@ -199,9 +199,9 @@ class Timer:
         return does.afresh
 
     def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
-        """Return the loops per run: the first of 1, 10, 100 … whose run takes 0.2 s.
+        """Return the loops per run: the first of 1, 10, 100 … whose run takes 0.2 s or more.
 
-        Fewer if RUNS + 1 such runs don't fit into the budget, or if longer runs fail.
+        Return fewer if RUNS + 1 such runs don't fit into the budget, or if longer runs fail.
         """
         loops, run_s = 1, self.timing.first_call_s or 0.0
         if self.budget_s is not None and run_s * (RUNS + 1) > self._budget.left_s:
@@ -224,7 +224,7 @@ class Timer:
 
     @reports_out_of_data
     def _once(self, loops: int) -> Stopwatch:
-        """Return the stopwatch of a run without garbage collection, as in `timeit`."""
+        """Run `loops` steps without garbage collection, as in `timeit`; return the stopwatch."""
         watch, collects = Stopwatch(self.device, self.timer, self._interruptions), gc.isenabled()
         self.step.rewind()
         gc.disable()

@@ -23,7 +23,7 @@ from speedkit_jupyter.step.watching import StepFacts
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
-# Share of the budget for all variants' warm-up steps after the first, if consecutive steps differ.
+# Largest share of the budget for all variants' warm-up, without the first step of each variant.
 WARM_UP = 0.05
 
 
@@ -60,9 +60,9 @@ class Pool:
     def baseline(
         self, variants: Sequence[Variant], budget: Budget, around: Surrounding = nullcontext
     ) -> Generator[Progress, None, Runner]:
-        """Warm the first variant up, compare its first calls, put the user's state back.
+        """Warm the first variant up, compare its first calls' work, put the user's state back.
 
-        Returns its runner, with the facts of these calls: how the step repeats, for one. The first
+        Returns its runner with facts of these calls, such as the work of later calls. The first
         call runs inside `around()`. A known, warm runner only gets a new record.
         """
         runner, start = self.runner(variants[0]), self.guard.state
@@ -109,11 +109,11 @@ class Pool:
     ) -> Generator[Progress, None, list[Runner]]:
         """Plan the other variants and warm each up from the user's state; return all runners.
 
-        A failure or a lack of time is noted in the record. Variants that take `most_times_slower`
-        times as long as `first` are not timed. A budget that `grows` is extended to 600 s at most.
+        Records note failures and lack of time. If undisturbed, variants over `most_times_slower`
+        times slower than `first` are not timed. A budget that `grows` extends to 600 s at most.
         """
         interruptions = clock.Interruptions()
-        # Planned only now, because the optimizers that the step creates are known.
+        # Planned only now, when the optimizers that the step creates are known.
         runners = [first, *(self.runner(variant, first) for variant in variants[1:])]
         yield Progress(0.0, _time_ahead(working(runners), budget, grows))
         most_s = WARM_UP * budget.seconds / len(variants)
@@ -145,10 +145,10 @@ class Pool:
         return runners
 
     def runner(self, variant: Variant, first: Runner | None = None) -> Runner:
-        """Return a variant's runner: planned anew and cold, or the known one with a new record.
+        """Return a variant's runner: planned anew and cold, or the known runner with a new record.
 
         The plan follows from the facts of the `first`. A plan without changes is marked as the same
-        as the baseline; a plan whose parts are all declined, as failed.
+        as the baseline, or as failed if parts were declined.
         """
         if (known := self.runners.get(variant.name)) is not None:
             return replace(known, record=known.record.anew())
@@ -191,10 +191,10 @@ def working(runners: Sequence[Runner]) -> list[Runner]:
 
 def _time_ahead(runners: Sequence[Runner], budget: Budget, grows: bool) -> str:
     """Return a text about the expected duration; extend a budget that `grows`, if needed."""
-    rounds = 14 * len(runners)  # approximately, with two of warm-up
+    rounds = 14 * len(runners)  # approximate steps, two of each runner in warm-up
     needed_s = runners[0].worst_s * (costs.CHECK_STEPS + rounds)
     if grows:
-        budget.grow(min(needed_s, 600.0))  # the longest default
+        budget.grow(min(needed_s, 600.0))  # the longest default budget
     about_s = max(budget.seconds, costs.OVERHEAD_S)
     text = f"one step takes {runners[0].step_s:.2g} s: about {about_s:.0f} s"
     compiled = sum(runner.record.is_compiled for runner in runners)

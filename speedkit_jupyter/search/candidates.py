@@ -55,7 +55,7 @@ class Candidate:
         return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:
-        """Return the plan with a change, without parts that exclude it or also lower precision."""
+        """Return the plan with a change, without parts that conflict or also lower precision."""
         (name,) = single.values
         excluded = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
         excluded |= {one for one in self.values if name in optimizations.named(one).excludes}
@@ -104,7 +104,7 @@ def candidates(
 
 
 def first_plans(singles: Sequence[Candidate], steps_are_long: bool) -> list[Candidate]:
-    """Return the largest combination, with and without compiling, its variations, and singles.
+    """Return the largest combination, also compiled; then its variations, then single changes.
 
     The combination has the first value of each optimization that can be joined and doesn't compile,
     except choices among alternatives (the number of threads, the attention kernel).

@@ -162,7 +162,7 @@ def find(where: str, task: Task) -> database.Kept | None:
 def newest(
     models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
 ) -> database.Kept | None:
-    """Return the newest learned plan for these models; with optimizers, preferably for training."""
+    """Return the models' newest plan, with optimizers preferably for training; None without one."""
     if not database.learned():  # avoids computing a fingerprint
         return None
     with hidden(*models):
@@ -203,7 +203,7 @@ def config_of(learned: database.Kept) -> SpeedConfig:
 
 
 def gain(plan: Mapping[str, Any]) -> str:
-    """Return the speed-up, `1.31× (1.25× to 1.38×)` or `too few rounds`; empty without one."""
+    """Return the speed-up, `1.31× (1.25× to 1.38×)` or `too few rounds`; empty if unknown."""
     speedup, low, high = (plan.get(key) for key in ("speedup", "low", "high"))
     if speedup is None:
         return ""

@@ -161,8 +161,8 @@ class Tuning(Shown):
         """Apply the plan to the step's models.
 
         In a notebook, variables get the contexts, `ctx` the first, as by `%speedkit apply`. If
-        nothing helps, the models' plans are restored. If the search is undecided, plans in force
-        stay, and a message says so.
+        nothing helps, plans in force are undone. If the search is undecided, plans in force stay,
+        and a message says so.
 
         Args:
             likely: If True, also apply a plan that is likely but not proven.

@@ -1,4 +1,4 @@
-"""Races choose a plan, a proof decides: the rounds, leaders and time of both."""
+"""The policies of races, which choose a plan, and of proofs: rounds, leading plans and time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PlanRace(Policy):
         return self._budget.race_s
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return baseline and plans that may be fastest; empty with one left, or at six rounds."""
+        """Return baseline and plans that may lead; empty with one plan left, or at six rounds."""
         gone = {row.name for row in clearly_slower(racing)}
         staying = [racing[0], *(row for row in racing[1:] if row.name not in gone)]
         is_decided = len(staying) == 1 < len(racing)
@@ -55,7 +55,7 @@ def _is_early(records: Sequence[Record]) -> bool:
 def clearly_slower(records: Sequence[Record]) -> list[Record]:
     """Return the records that are clearly slower than the fastest; empty after too few rounds.
 
-    Times are compared within rounds; rounds delayed by other programs count if few others remain.
+    Times are compared within rounds. If undelayed rounds suffice, delayed rounds don't count.
     """
     if _is_early(records):
         return []
@@ -76,7 +76,7 @@ def clearly_slower(records: Sequence[Record]) -> list[Record]:
 def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candidate:
     """Return the plan that leads a race, or may still be the best; else BASELINE.
 
-    A compiled plan must lead by more than the error of a few rounds.
+    A compiled plan must lead the baseline and uncompiled plans by more than a few rounds' error.
     """
     gains = {plan.name: TimedPlan.of(comparison, plan).gain() for plan in plans}
     plain = max([1.0, *(gains[plan.name] for plan in plans if not plan.costly)])
@@ -151,7 +151,7 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
 def proven_gains(rows: Mapping[str, TimedPlan], checked: bool = True) -> dict[str, float]:
     """Return the proven speed-up of each plan by name; 0 if it must not be chosen.
 
-    Plans are compared with the first plan, not by ratios to the baseline, which add its noise.
+    Plans are compared with the first plan: ratios to the baseline would add the baseline's noise.
     """
     gains = {name: row.gain(proven=True, checked=checked) for name, row in rows.items()}
     whole = next(iter(rows.values()))
@@ -163,7 +163,7 @@ def proven_gains(rows: Mapping[str, TimedPlan], checked: bool = True) -> dict[st
 
 
 def _may_matter(comparison: Comparison, one: Record, other: Record) -> bool:
-    """Return whether it is open which of two plans is faster, by LEAST_WORTH_FINDING or more."""
+    """Return whether the faster plan is unknown, and may lead by LEAST_WORTH_FINDING or more."""
     found = comparison.compared(one, other, 2 * statistics.ERROR)  # ERROR on each side
     if found is None or not found.low <= 1 <= found.high:
         return False
@@ -174,9 +174,9 @@ class Proof(Policy):
     """Continue until the first plan is precise, its rivals are dropped and its parts are clear.
 
     Rivals are dropped once they are clearly slower. A plan without one part is dropped once that
-    part is proven or, if steps are long, once it is clearly slower. Unclear rivals and parts get
-    MOST_UNCLEAR_ROUNDS, and more if they may matter and over UNCLEAR_SHARE of the budget is left.
-    Then plans are checked, the best first, until one is right.
+    part is proven or, if steps are long, once the plan is clearly slower. Unclear rivals and parts
+    get MOST_UNCLEAR_ROUNDS, and more if they may matter and over UNCLEAR_SHARE of the budget is
+    left. Then plans are checked, the best first, until one plan is right.
     """
 
     proves, checked, measures_memory = True, 2, False
@@ -205,7 +205,7 @@ class Proof(Policy):
         return () if self._is_over(staying, comparison) else staying
 
     def _is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return whether the plan is proven precisely with nothing open, or can gain too little."""
+        """Return whether the plan's ratio is precise with nothing open, or the gain too small."""
         others = {row.name: row for row in racing[1:]}
         if comparison is None or not others:
             return not others
@@ -257,7 +257,7 @@ class SearchBudget(budget.Budget):
         self.step_s, self._enough_s, self._grows, self._times = 0.0, 0.0, budget_s is None, 1.0
 
     def follow(self, times_s: Sequence[float] = (), is_busy: bool = False) -> None:
-        """Extend a default budget to ENOUGH_STEPS of these seconds; double it on a busy machine."""
+        """Set `step_s`; extend a default budget to ENOUGH_STEPS, doubled on a busy machine."""
         self._times = 2.0 if is_busy else self._times
         if times_s:
             self.step_s = median(times_s)

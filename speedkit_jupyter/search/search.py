@@ -2,7 +2,7 @@
 
 A plan that leads a race may have won by luck, and its parts may add nothing, so a proof follows. A
 learned plan is proven again; races follow if that fails. `PlanSearch.run` has the phases in order.
-Races and proofs are Benchmarks of warm variants, which the policies `PlanRace` and `Proof` end.
+Races and proofs are Benchmarks of warm variants, ended by the policies `PlanRace` and `Proof`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FIRST_STEP, RACING, PROVING = range(1, 4)
 
 
 class PlanSearch:
-    """Search: drain `run()`, then read `result()`; closing the generator keeps the result so far.
+    """Search for a plan: drain `run()`, then read `result()`; closing `run()` keeps the result.
 
     The arguments are as in `tune`; the budget begins at `begun_s` on the clock. Raises StepError.
     """
@@ -80,10 +80,7 @@ class PlanSearch:
         return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
-        """Warm the baseline up, prove a learned plan again or search, and store the answer.
-
-        Yields after every block.
-        """
+        """Prove a learned plan again or search for a plan; store the answer. Yield progress."""
         tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
         begun_s = start_s if self.begun_s is None else self.begun_s
         try:
@@ -144,7 +141,7 @@ class PlanSearch:
         return seen._replace(task=replace(seen.task, kept=tuning.kept))
 
     def _check_learned(self, learned: database.Kept) -> Iterator[Progress]:
-        """Prove a learned plan again: it wins, is removed from the store, or is left unchecked."""
+        """Prove a learned plan again; if refuted, remove it from the store. Note the outcome."""
         plan, tuning = Candidate(learned.value["values"]), self.tuning
         yield from self.prove(plan, learned=True)
         if tuning.helped:
@@ -172,7 +169,7 @@ class PlanSearch:
         self._always = next((one for one in singles if candidates.ALWAYS in one.values), BASELINE)
         waiting = self._worth_trying(candidates.first_plans(singles, budget.steps_are_long))
         while waiting and not self.tuning.helped and budget.allows(budget.step_s):
-            is_tight = self._whole_s and budget.steps_are_long  # the whole model needs time
+            is_tight = self._whole_s and budget.steps_are_long  # the whole model compiles slowly
             room = max(min(budget.room(), 2 if is_tight else thresholds.MOST_CANDIDATES), 1)
             asked, waiting = waiting[:room], waiting[room:]
             best = yield from self._race(asked, singles)
@@ -215,14 +212,14 @@ class PlanSearch:
     ) -> Generator[Progress, None, Candidate]:
         """Race plans, then variations of the best as time allows; return the best, or BASELINE.
 
-        The best plan leads, or may still be the best. The others get a reason.
+        The returned plan is faster than the baseline, or may be. The other plans get a reason.
         """
         tried, best, title = self.tried, BASELINE, "racing the suggested plans"
         for _ in range(thresholds.MOST_RACES):
             tried.add(asked)
             if len(asked) == 1 and not (self._whole_s and asked[0].costly):
                 return asked[0]  # a single plan only needs a proof
-            # If all plans keep memory, the baseline does too, so that rounds don't toggle it.
+            # If all plans keep memory, the baseline does too, so that rounds don't toggle a switch.
             is_kept = all(candidates.ALWAYS in plan.values for plan in asked)
             policy = races.PlanRace(self.budget)
             with heap.kept() if is_kept else nullcontext():
@@ -247,9 +244,9 @@ class PlanSearch:
     def prove(self, whole: Candidate, learned: bool = False) -> Iterator[Progress]:
         """Prove a plan in fresh rounds, set a proven winner, and add refused plans to `tried`.
 
-        These rounds took no part in choosing the plan. The plan without each of its parts and the
-        best plans so far run too, and may win, except with a learned plan. If steps are long, only
-        plans run that raced and may be the best.
+        These rounds took no part in choosing the plan. Unless the plan is `learned`, other plans
+        run too, and may win: the plan without each of its parts, and the best plans so far. If
+        steps are long, the others run only if they have raced and may be the best.
         """
         tried, is_long, others = self.tried, self.budget.steps_are_long, list[Candidate]()
         if not learned:
@@ -340,6 +337,7 @@ def tune(
 
     Raises:
         StepError: the step can't be measured, or an argument is invalid.
+        ArgumentError: `optimizer` is not a torch optimizer.
         KeyboardInterrupt: after Ctrl-C; its `tuning` is the result so far.
 
     Example::

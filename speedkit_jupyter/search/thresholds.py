@@ -14,7 +14,7 @@ LEAST_PART_GAIN = 1 + SAME
 # If the intervals exclude this speed-up for all plans, there is nothing to gain.
 LEAST_WORTH_FINDING = 1.05
 # A plan with this share of the best plan's speed may still be the best. Medians of three rounds are
-# off by about 2 %; a ViT's compiled blocks had 0.976, but its whole compiled model led by 1.04×.
+# off by about 2 %; a ViT's compiled blocks had 0.976, but the ViT compiled as a whole led by 1.04×.
 MAY_BE_BEST = 0.93
 
 # When a plan is dropped.
@@ -23,7 +23,7 @@ MAY_BE_BEST = 0.93
 MOST_TIMES_SLOWER = 3.0
 # A plan that takes this many times as long as the fastest is dropped despite noise.
 CLEARLY_SLOWER = 1.25
-# With fewer rounds, a race drops no plan, and none is likely: one round of three may be disturbed.
+# Fewest rounds to drop a plan or call one likely: a median of three ignores one disturbed round.
 FEW_ROUNDS = 3
 # After FEW_ROUNDS, a plan is dropped if it is slower than the fastest by this many standard errors
 # of the median, and by SAME.
@@ -34,15 +34,15 @@ LEAST_RACE_S = 0.03
 
 # The budget.
 
-# Most races in a row (of suggested plans, then of variations of the best), and plans in a race.
+# Most races in a row (of suggested plans, then of variations of the best), most plans per race.
 MOST_RACES = 3
 MOST_CANDIDATES = 5
-# Shares of the budget: the most of a race, and the least that races leave for the proof.
+# Shares of the budget: the limit of a race, and the minimum that races leave for the proof.
 RACE_SHARE = 0.25
 PROOF_SHARE = 0.3
 # Number of steps in a default budget, and approximate number of rounds of a proof.
 ENOUGH_STEPS, ENOUGH_ROUNDS = 60, 10
-# Estimates: a plan's time relative to the baseline's, and a plan's race relative to its proof.
+# Estimates: a plan's time ÷ the baseline's time, and a plan's time in a race ÷ in a proof.
 PLAN_SHARE, CANDIDATE_SHARE = 0.5, 0.125
 # Largest default budget in seconds, for long steps.
 MOST_GROWN_S = 900.0
@@ -57,8 +57,8 @@ MOST_WHOLE_S = 3 * DEFAULT_BUDGET_S
 # A proof may end when the plan's interval is narrower than ± this share, or than the difference
 # between processes.
 PRECISE_PLAN = 0.08
-# A part's ratio is precise enough with this interval: processes differ by more, and a wrong choice
-# costs at most a third of that.
+# A part's ratio is precise enough with an interval of ± this share: a choice by the median is then
+# wrong by at most this share.
 PRECISE_PART = 0.05
 # After this many rounds, twice PRECISE_PLAN is enough, and rivals and parts matter only if they may
 # gain LEAST_WORTH_FINDING and over UNCLEAR_SHARE of the budget is left. Of simulated proofs (a part

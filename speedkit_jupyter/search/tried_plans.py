@@ -77,7 +77,7 @@ class TimedPlan:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Return the interval of the speed-up, or else the range over the rounds."""
+        """Return the ends of the speed-up's interval or, if unbounded, of its range over rounds."""
         if self.ratio.is_bounded:
             return self.ratio.low, self.ratio.high
         pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
@@ -100,7 +100,7 @@ class TimedPlan:
 
     @property
     def is_likely(self) -> bool:
-        """Return whether enough rounds show a gain that may be worth finding, within the limit."""
+        """Return whether enough rounds show a gain that may matter, within the user's limit."""
         has_enough = self.ratio.pairs >= thresholds.FEW_ROUNDS and not self.is_vague
         is_faster = self.ratio.median > 1 and self.range[1] >= thresholds.LEAST_WORTH_FINDING
         return has_enough and is_faster and not self.above_limit
@@ -165,7 +165,7 @@ class TriedPlans:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[TimedPlan]:
-        """Return the newest times of each plan; a few rounds don't replace a longer benchmark."""
+        """Return the newest times of each plan; one or two rounds don't replace more rounds."""
         rows: dict[str, TimedPlan] = {}
         for comparison in (stage.comparison for stage in self.stages):
             for record in comparison.records[1:]:
@@ -200,7 +200,7 @@ class TriedPlans:
         return "too few undisturbed rounds for most of the plans" if is_open else ""
 
     def is_new(self, plan: Candidate) -> bool:
-        """Return whether the plan has not raced, and has no refused plan or far slower part."""
+        """Return whether the plan has not raced, and contains no refused plan or dropped part."""
         slow = {row.name for row in self.rows() if "dropped" in row.record.notes}
         is_slow = slow & {plan.part(name).name for name in plan.values}
         return not (plan.name in self.raced or is_slow or self._is_refused(plan))
@@ -209,7 +209,7 @@ class TriedPlans:
         return any(other.values.items() <= plan.values.items() for other in self.refused)
 
     def best(self) -> TimedPlan | None:
-        """Return the best of the likely plans, or else of all timed; of equals the smallest."""
+        """Return the best likely or else the best timed plan, the smallest of equals; else None."""
         timed = [row for row in self.rows() if row.ratio.pairs]
         timed = [row for row in timed if not self._is_refused(self.plans[row.name])]
         able = [row for row in timed if row.is_likely] or timed

@@ -1,4 +1,4 @@
-"""Suppress output, figures and widgets of measured steps, and report lasting effects."""
+"""Suppress displays, logs, figures and widgets of measured steps; report lasting effects."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Output:
             self._first = None  # a frame keeps its variables alive
 
     def _gate(self, holder: Any, name: str, allows: Callable[..., bool]) -> None:
-        """Let calls of `holder.name` through only if `allows` accepts the arguments."""
+        """Patch `holder.name` until `release`: calls do nothing if `allows` returns False."""
         own, found = vars(holder).get(name), getattr(holder, name)
 
         def gate(*given: Any, **named: Any) -> Any:
@@ -99,7 +99,7 @@ class Output:
 
 
 def calling_step(libraries: tuple[str, ...] = ()) -> FrameType | None:
-    """Return SpeedKit's innermost frame that called user code; None outside, or in `libraries`."""
+    """Return the frame that runs the step; None outside steps and in calls by `libraries`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_code_boundary(frame.f_code):
         if str(frame.f_globals.get("__name__")).startswith(libraries):
@@ -140,12 +140,12 @@ EVENTS = {
     "open": "opens the file {0} for writing",
 }
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Effects of this code are not reported: it has own caches, files, threads and processes.
+# Effects of these libraries are not reported: they have caches, threads and files of their own.
 LIBRARIES = (
     "importlib", "_frozen_importlib", *COMPILERS, "torch.utils.data", "torch.utils.cpp_extension",
     "triton", "tqdm", "ctypes", "linecache",
 )  # fmt: skip
-# Only one measurement listens at a time; audit hooks can't be removed.
+# The last listener gets the events. Audit hooks can't be removed: one hook serves all listeners.
 _LISTENERS: list[Callable[[str, tuple[Any, ...]], None]] = []
 
 
@@ -167,7 +167,7 @@ def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
         nonlocal busy
         is_here = (os.getpid(), threading.get_ident()) == here  # no other thread or fork
         effect = _effect(event, given) if is_here and not busy else None
-        # IPython's `!rm log` counts as the user's effect, files that IPython writes don't.
+        # IPython's `!rm log` is an effect of the user's code; files that IPython writes are not.
         shells = () if event in PROCESS_STARTS else ("IPython", "ipykernel")
         if effect is not None and calling_step((*LIBRARIES, *shells)) is not None:
             busy = True

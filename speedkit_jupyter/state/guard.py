@@ -33,8 +33,8 @@ GIVEN_AGAIN = (
     "is/are drawn from: a replacement returns the same elements to next(), but the order of later "
     "epochs may differ"
 )
-# Other threads are busy if they use more CPU seconds in 10 ms: waiting threads use microseconds, a
-# thread that adds a number every millisecond uses 200 µs.
+# Other threads are busy if they use more than 50 µs of CPU time in 10 ms: waiting threads use a few
+# µs, a thread that adds a number every millisecond uses 200 µs.
 AT_WORK_S = 5e-5
 # Names listed in a line; further names are counted.
 MOST_NAMES = 5
@@ -57,9 +57,9 @@ def in_progress() -> MeasurementGuard | None:
 class MeasurementGuard:
     """On entry copy the state that a step may change, and drop output; on exit put all back.
 
-    A walk from `roots` finds the state; `models` get the plans; `tell` gets lines about state and
-    effects that can't be put back. Raises StepError if another guard exists, or another thread
-    trains. `state` is the copy, `paused_s` the seconds of pauses, `taking_s` of the entry.
+    A walk from `roots` finds the state; plans apply to `models`; `tell` gets lines about state and
+    effects that can't be put back. With `off_device`, copies are in main memory. Raises StepError
+    in another guard, or if another thread trains. `paused_s` and `taking_s` time pauses and entry.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
 
 
 def _unrestorable(state: Snapshot, iterators: Replays) -> list[str]:
-    """Return a line per reason for reached objects that can't be put back."""
+    """Return lines for the user about reached objects that can't be put back, by reason."""
     walk = state.walk
     unknown = [
         f"{walk.name(instance)} ({type(instance).__name__})"

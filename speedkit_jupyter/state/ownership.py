@@ -22,7 +22,7 @@ MACHINERY = frozenset([
 ])  # fmt: skip
 # Exceptions to MACHINERY: values that are shared with other processes.
 SHARED = ("multiprocessing.shared_memory", "multiprocessing.sharedctypes")
-# Parts of torch that compile, record and communicate: their objects must stay consistent.
+# Parts of torch that compile, record and communicate: putting their objects back breaks them.
 INNER_MODULES = re.compile(
     r"torch\.(_[a-z]|fx|cuda\.graphs|cuda\.streams|distributed|profiler|multiprocessing)"
 )

@@ -1,4 +1,4 @@
-"""Replace a step's iterators by replays: all steps draw the same elements, then the user too."""
+"""Replace a step's iterators by replays: all steps, and later the user, draw the same elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Holder = tuple[Any, StateHandler]
 
 
 class Replayed(NamedTuple):
-    """An iterator, its replay, the user's `twin` with equal draws, and the iterator's holders."""
+    """An iterator, its replay, the `twin` that the user gets back after draws, and all holders."""
 
     original: Any
     replay: Replay
@@ -37,8 +37,8 @@ class Replayed(NamedTuple):
 class Replays:
     """Replays of the iterators that a walk found; `take` puts replays in all holders.
 
-    `drawn` describes iterators without a replay, because a holder can't hold another object,
-    `given_again` iterators that the user gets back as another object if a step drew from them.
+    `drawn` describes iterators that can't be replaced in a holder, such as a tuple; `given_again`
+    describes iterators that the user gets back as another object if a step drew from them.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -59,7 +59,7 @@ class Replays:
                 source = copy.copy(iterator)
             elif (other := same_epoch(iterator)) is not None:
                 source = other
-            elif not is_the_users_class(type(iterator)):  # else `Attributes` restores it
+            elif not is_the_users_class(type(iterator)):  # `Attributes` restores a user's iterator
                 source, twin = itertools.tee(iterator)
                 self.given_again.append(words)
             self._found.append(Replayed(iterator, Replay(iterator, source), twin, holders))
@@ -95,7 +95,7 @@ def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool
         return True
     begin: Any = getattr(type(iterator), "__iter__", None)
     if is_a(begin, FunctionType) and begin.__code__.co_code != _itself.__code__.co_code:
-        return False  # each loop restarts a loader: its `__iter__` does not return itself
+        return False  # each loop starts again, as for a loader: `__iter__` does not return self
     return any(isinstance(holder, Names | CellType) for holder, _ in holders)
 
 
@@ -108,7 +108,7 @@ def _is_an_iterator(walk: Walk, instance: Any) -> bool:
 
 
 def _can_hold_another(walk: Walk, holder: Any) -> bool:
-    """Return whether a holder's iterator can be replaced: not in a tuple or a library's object."""
+    """Return whether a holder's iterator can be replaced: not in tuples or most library objects."""
     owner = walk.before(holder) if isinstance(holder, dict) else None
     if owner is not None and attribute_dict(owner) is holder:
         return isinstance(owner, torch.nn.Module) or is_the_users_class(type(owner))

@@ -110,7 +110,7 @@ class Snapshot:
             raise stopped
 
     def _due(self) -> Iterator[tuple[Key, tuple[Any, Any]]]:
-        """Yield all copies, or copies of objects that changed before or are not in the base."""
+        """Yield keys, objects and copies that this restore handles; see the comment of FIRST."""
         is_whole = self._restored <= FIRST or self._restored % ALL_EVERY == 0
         for key, found in self._memories.items():
             if is_whole or key in self._changing or key not in self._of_base:
@@ -248,7 +248,7 @@ def surroundings() -> Iterator[Setting]:
 def _write_environment(value: dict[str, str]) -> None:
     for name in os.environ.keys() - value.keys():  # never emptied, because other threads read it
         del os.environ[name]
-    # C++ threads read it, too: unchanged variables are not written.
+    # C++ threads read the environment, too: unchanged variables are not written.
     os.environ.update({name: v for name, v in value.items() if os.environ.get(name) != v})
 
 
@@ -258,7 +258,7 @@ def _write_filters(value: list[Any]) -> None:
 
 
 def generators() -> Iterator[Setting]:
-    """Yield the random generators of the process and accelerators; comparing them is slow.
+    """Yield settings: the random states of the process and accelerators; comparing them is slow.
 
     The generators of a kind of device come from `machines.devices.Kind.generators`.
     """

@@ -54,7 +54,7 @@ class Unknown(StateHandler):
     has_state = False
 
     def recognizes(self, cls: type) -> bool:
-        """Return whether instances may change; not of `object` and classes that hash by value."""
+        """Return whether instances may change: not of `object` or classes that hash by value."""
         own: Any = cls.__hash__
         return cls is not object and (own is None or own is object.__hash__)
 
@@ -126,7 +126,7 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
 
 
 def _is_left_alone(cls: type) -> bool:
-    """Return whether instances are machinery, such as a shell, not torch's tensors or models."""
+    """Return whether instances are machinery, except torch's tensors, models and optimizers."""
     home = cls.__dict__.get("__module__", "builtins")
     if issubclass(cls, (type, threading.local)) or not ownership.is_machinery(home):
         return False
@@ -141,7 +141,7 @@ def _size_in_python(cls: type) -> int:
     return object.__basicsize__ + pointers * (object.__basicsize__ // 2)
 
 
-# Above this number of found objects, a walk follows no more; it then takes about a second.
+# A walk stops following objects after finding this number of them, which takes about a second.
 MOST_OBJECTS = 100_000
 
 
@@ -219,7 +219,7 @@ class Walk:
                 self._add([type(instance)], id(instance), self._classes)
 
     def _looked_into(self, holder: Any) -> bool:
-        """Add the parts of `holder`; if it owns a thread or process, drop it and return False."""
+        """Add the parts of `holder`; drop an owner of threads or processes, and return False."""
         for handler in self.handlers(holder):
             try:
                 children = list(handler.children(holder))

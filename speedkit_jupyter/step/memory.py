@@ -39,7 +39,7 @@ def needed(
 
 
 def _peak_on_cpu(step: Callable[[], object]) -> int | None:
-    """Run the step; return the most bytes that it held at once, or None under another profiler."""
+    """Run the step; return its peak of allocated bytes, or None if another profiler is active."""
     if is_profiled():
         step()
         return None

@@ -29,7 +29,7 @@ def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
 
 
 def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """Return the modules and optimizers beyond `known`, without submodules and wrappers."""
+    """Return the modules and optimizers not in `known`, without submodules and wrappers."""
     inside = {id(value) for value in (*known, *map(unwrapped, known))}
     for module in _all_of(torch.nn.Module, [*known, *objects]):
         inside.update(id(part) for part in list(module.modules())[1:])

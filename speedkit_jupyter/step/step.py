@@ -93,7 +93,7 @@ class Step:
     @user_code_boundary
     @reports_out_of_data
     def call(self, context: SpeedContext) -> object:
-        """Run the step and return its result. Raises StepError if data ends, or no code runs."""
+        """Run the step, return the result. Raises StepError if data ends, or code is left unrun."""
         result = in_a_window(partial(self.run, context))
         refuse_unrun_result(result)
         return result
@@ -137,7 +137,7 @@ class Step:
                 self.say(line)
 
     def expressions(self, objects: Sequence[Any]) -> list[str]:
-        """Return the code's expression for each object, such as `trainer.net`, or ''."""
+        """Return the code's expression for each object, such as `trainer.net`; '' if unknown."""
         walk = Walk(self.others if objects else ())
         return ["" if name.startswith("a ") else name for name in map(walk.name, objects)]
 
@@ -166,7 +166,7 @@ class Step:
             raise StepError("lazy layers have no shape yet: run one forward pass before")
 
     def on(self, *models: torch.nn.Module) -> Step:
-        """Return the step with plans for only these models. Raises StepError if it uses none."""
+        """Return the step with plans for only these models. Raises StepError if none is in it."""
         wanted = {id(unwrapped(model)) for model in models}
         same = [one for one in self.models if id(unwrapped(one)) in wanted]
         if not same:
@@ -238,7 +238,7 @@ def over_batches(
     """Return `step`, or a loop over `loader` if `step` takes batches (StepError without loader)."""
     takes = arguments_of(step) if callable(step) else 0
     words = "a batch" if takes == 1 else f"{takes} arguments"
-    # An only argument named ctx or context is SpeedKit's context, not a batch.
+    # A single argument named ctx or context gets SpeedKit's context, not a batch.
     if not takes or (takes == 1 and {*inspect.signature(step).parameters} & {"ctx", "context"}):
         return step
     if loader is None:

@@ -57,7 +57,7 @@ def variant(name: str) -> Variant:
 
 
 def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
-    """Return the variant's config for a model (`current`: of its plan in force), or None."""
+    """Return the variant's config (for `current`, of the plan in force); None without a plan."""
     if variant.name != CURRENT:
         return variant.config
     context = applied_to(model)

@@ -57,7 +57,7 @@ def unwatched(method: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[None]:
-    """Report events of this thread, calls only of `models`, to the watcher in the block.
+    """Report this thread's events to the watcher in the block; model calls only of `models`.
 
     Model calls are observed at `Module.__call__`, because hooks would disable fused kernels and
     recompile the model.
@@ -91,7 +91,7 @@ def _around(
     after: Callable[[Any, Any, Any], None] = lambda *_: None,
     only: Collection[int] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that calls `before` and `after`, if the first argument's id is in `only`.
+    """Return a decorator that calls `before` and `after`; `only` filters by id of first argument.
 
     Nested calls are not reported: a model in a model, or a checkpoint's backward pass inside the
     backward pass.
@@ -141,7 +141,7 @@ class StepWork(Watcher):
 
 @dataclass(frozen=True)
 class Repeats:
-    """How later calls of the step differ from the first; `line` tells the user, or is empty."""
+    """How later calls of a step differ from the first call; `line` is for the user, or empty."""
 
     afresh: bool = False  # True if each measured call must start from the user's state
     alone: bool = False  # True if a later call fails
@@ -188,9 +188,9 @@ def compared_runs(
     in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
     warm: Snapshot | None = None,
 ) -> Repeats:
-    """Run a call from the `warm` or current state, then one from `start`; compare their work.
+    """Run a call from the `warm` or current state and a call from `start`; compare their work.
 
-    If the first does less than half of the second's work, measured calls must start from `start`.
+    If the call from `start` does more than twice the work, measured calls must begin at `start`.
     """
     parts, later, first = [p for model in models for p in model.modules()], StepWork(), StepWork()
     for work in (later, first):

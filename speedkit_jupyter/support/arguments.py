@@ -42,7 +42,7 @@ def _checked(name: str, value: Any, kind: TypeAdapter[T], must_be: str) -> T:
 
 
 def seconds(name: str, value: Any) -> float | None:
-    """Return `value` if it is a positive number of seconds or None; else raise StepError."""
+    """Return `value` if it is a positive, finite number (seconds) or None; else raise StepError."""
     return _checked(f"{name}: the budget", value, SECONDS, "a positive number of seconds")
 
 
@@ -52,7 +52,7 @@ def amount(name: str, value: Any) -> float | None:
 
 
 def whole(name: str, value: Any) -> int:
-    """Return `value` if it is an int of at most sys.maxsize either way; else raise StepError."""
+    """Return `value` if it is an int from -sys.maxsize to sys.maxsize; else raise StepError."""
     return _checked(name, value, WHOLE, "a whole number")
 
 
@@ -69,18 +69,18 @@ def flag(name: str, value: Any) -> bool:
 
 
 def name(label: str, value: Any) -> str:
-    """Return `value` if it is text, for the name of a plan; else raise StepError."""
+    """Return `value`, the name of a variant, if it is text; else raise StepError."""
     return _checked(label, value, TypeAdapter(str), "a variant's name or a SpeedConfig")
 
 
 def names(name: str, value: Any) -> list[str]:
-    """Return names from a list, tuple or comma-separated string as a list; raises StepError."""
+    """Return the names in a list, tuple or comma-separated string, stripped. Raises StepError."""
     listed = value.split(",") if isinstance(value, str) else value
     return [one.strip() for one in _checked(name, listed, NAMES, "names, as in 'baseline,bf16'")]
 
 
 def word(name: str, value: Any) -> str:
-    """Return an expression such as `trainer.model` in Python's spelling; raises ArgumentError."""
+    """Return an expression in normal form: `model.0` as `model[0]`. Raises ArgumentError."""
     try:
         return lookup.canonical(value if isinstance(value, str) else f"<{shown(value)}>")
     except SpeedKitError as error:
@@ -88,7 +88,7 @@ def word(name: str, value: Any) -> str:
 
 
 def modules(name: str, value: Any) -> list[Any]:
-    """Return a list of the given models, and of models that objects hold; raises StepError."""
+    """Return the given models and the models that other given objects hold. Raises StepError."""
     import torch
 
     listed = list(value) if isinstance(value, list | tuple) else [value]
@@ -103,7 +103,7 @@ def modules(name: str, value: Any) -> list[Any]:
 
 
 def model(name: str, value: Any, optional: bool = False) -> None:
-    """Raise ArgumentError unless `value` is a model, or None if `optional`; hint at held models."""
+    """Raise ArgumentError unless `value` is a model, or None if `optional`."""
     import torch
 
     if isinstance(value, torch.nn.Module) or (optional and value is None):
@@ -114,7 +114,7 @@ def model(name: str, value: Any, optional: bool = False) -> None:
 
 
 def optimizers(name: str, value: Any) -> list[Any]:
-    """Return an optimizer or several as a list; raises ArgumentError."""
+    """Return the given optimizer or optimizers as a list; other objects raise ArgumentError."""
     listed = list(value) if isinstance(value, list | tuple) else [value]
     for optimizer in listed:
         if not is_optimizer(optimizer):
@@ -124,7 +124,7 @@ def optimizers(name: str, value: Any) -> list[Any]:
 
 
 def of_kind(name: str, value: Any, kind: type, optional: bool = True) -> None:
-    """Raise ArgumentError for an object of another class; None is allowed if `optional`."""
+    """Raise ArgumentError unless `value` is a `kind`, or None if `optional`."""
     if not (isinstance(value, kind) or (optional and value is None)):
         raise ArgumentError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
 
@@ -137,7 +137,7 @@ def path(name: str, value: Any) -> str | os.PathLike[str]:
 
 
 def file_text(file: str | os.PathLike[str]) -> str:
-    """Return the text of a small UTF-8 file. Raises OSError or ValueError."""
+    """Return the text of a UTF-8 file of at most MOST_FILE_BYTES. Raises OSError or ValueError."""
     if not stat.S_ISREG(Path(file).stat().st_mode):  # a pipe or a device may never end
         raise ValueError("not a regular file")
     with open(file, "rb") as opened:

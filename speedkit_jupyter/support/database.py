@@ -1,7 +1,7 @@
 """The SQLite database in the user's data folder: learned plans, measured rates, kernel searches.
 
 Each write is one transaction with SQLite's rollback journal, which, unlike a write-ahead log, also
-works on network folders. Several kernels may write at once, and may be killed while writing.
+works on network folders. Several notebooks may write at once, and may be killed while writing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from speedkit_jupyter.support import START, arguments, messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
-# Environment variable with the data folder; by default the platform's.
+# Environment variable with the data folder; by default the platform's folder for user data.
 FOLDER = "SPEEDKIT_DATA"
 FILE = "speedkit.sqlite"
 # Seconds to wait for a lock of another process; a write takes milliseconds.
@@ -28,7 +28,7 @@ PATIENCE_S = 5.0
 # Version of the measuring engine, not of the package: raised when entries of earlier engines can't
 # be trusted or compared.
 ENGINE = 4
-# Required keys of each kind of entry; an entry without them is skipped.
+# Required keys by kind of entry. An entry that lacks a key is left out, with a note.
 PARTS = {
     "plan": {
         "name", "values", "parameters", "device", "model", "inputs", "trains", "speedup", "low",
@@ -64,7 +64,7 @@ class Kept:
 
 
 def folder() -> Path:
-    """Return the data folder, which may not exist yet. Raises SpeedKitError if home is unknown."""
+    """Return the data folder; it may not exist. Raises SpeedKitError without a home folder."""
     import platformdirs
 
     chosen = os.environ.get(FOLDER)
@@ -84,17 +84,17 @@ def make(folder: Path) -> None:
 
 
 def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
-    """Store a plan, and replace the earlier plan of its name and task. Raises SpeedKitError."""
+    """Store a plan; it replaces a plan of the same `setting` and task. Raises SpeedKitError."""
     keep("plan", setting, task, {**plan, "engine": ENGINE})
 
 
 def learned(setting: str | None = None) -> list[Kept]:
-    """Return the learned plans of a name, or all learned plans; see `kept`."""
+    """Return the learned plans with the name `setting`, or all learned plans; see `kept`."""
     return kept("plan", setting)
 
 
 def unlearn(numbers: Iterable[int] | None) -> int:
-    """Delete the given plans, or all; return the number of deleted plans. Raises SpeedKitError."""
+    """Delete the plans with these ids (None: all plans); return the count. Raises SpeedKitError."""
     with _database(writes=True) as database:
         if numbers is None:
             return database.execute("DELETE FROM entries WHERE kind = 'plan'").rowcount
@@ -103,7 +103,7 @@ def unlearn(numbers: Iterable[int] | None) -> int:
 
 
 def keep(kind: str, name: str, task: str, value: Mapping[str, Any]) -> None:
-    """Store an entry, and replace the earlier entry of its kind, name and task.
+    """Store an entry, in place of an earlier entry of this kind, name and task.
 
     The kinds are `plan`, `rates`, and the autotuner's `search` and `ranking`. Raises SpeedKitError.
     """
@@ -116,18 +116,18 @@ def keep(kind: str, name: str, task: str, value: Mapping[str, Any]) -> None:
 
 
 def newest(kind: str, name: str) -> Mapping[str, Any] | None:
-    """Return the newest value of a kind and name, or None. Raises SpeedKitError."""
+    """Return the newest value of a kind and name; None without an entry. Raises SpeedKitError."""
     return next((row.value for row in reversed(kept(kind, name))), None)
 
 
 def kept(kind: str, name: str | None = None) -> list[Kept]:
-    """Return a kind's readable entries, of one name or all, oldest first. Raises SpeedKitError."""
+    """Return a kind's readable entries (None: of all names), oldest first. Raises SpeedKitError."""
     try:
         file = folder() / FILE
     except SpeedKitError as error:
         _note_once(f"plans can't be stored: {error}")
         return []
-    with suppress(OSError):  # opening the file raises the reason
+    with suppress(OSError):  # opening the file below raises the error
         if not file.exists():
             return []
     query = "SELECT id, name, task, saved_at, value FROM entries"
@@ -154,7 +154,7 @@ _note_once = cache(messages.note)
 
 @contextmanager
 def _database(writes: bool = False) -> Iterator[sqlite3.Connection]:
-    """Yield a connection, with `writes` in one transaction. SQLite errors become SpeedKitError."""
+    """Yield a connection (`writes`: one transaction). SQLite and OS errors become SpeedKitError."""
     file = folder() / FILE
     try:
         if writes:
@@ -171,6 +171,6 @@ def _database(writes: bool = False) -> Iterator[sqlite3.Connection]:
         why = f"{error} ({FOLDER} can name another folder)"
         if "locked" in str(error):
             why = f"another process has been writing for over {PATIENCE_S:g} s: try again later"
-        if type(error) is sqlite3.DatabaseError:  # only for a damaged file; others are subclasses
+        if type(error) is sqlite3.DatabaseError:  # a damaged file; other errors have subclasses
             why = f"the file is damaged ({error}): delete or move it, and a new one is created"
         raise SpeedKitError(f"the stored data in {file} can't be used: {why}") from None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class SpeedKitError(Exception):
-    """Base class of SpeedKit's errors; the message tells the user the remedy."""
+    """Base class of SpeedKit's errors; the message names the mistake and, if possible, a remedy."""
 
 
 class ConfigError(SpeedKitError, ValueError):

@@ -14,8 +14,8 @@ EXTRAS = f"{__package__.partition('.')[0]}.extras"
 def provided(name: str) -> list[Any]:
     """Return the objects that extras provide under a name, such as `PLUGIN` or `SWITCHES`.
 
-    A folder of `extras` provides an object in the module with the lower-case name. Another package
-    provides one by an entry point of the group `speedkit_jupyter.extras`: `package:SWITCHES`.
+    A folder of `extras` defines the object in a module named in lower case: `switches.py`. Another
+    package has an entry point `package:SWITCHES` in the group `speedkit_jupyter.extras`.
     """
     spec = find_spec(EXTRAS)
     folders = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())

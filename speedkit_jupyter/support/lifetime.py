@@ -1,4 +1,4 @@
-"""Child processes that end with the notebook. Loads no torch, which such a process may not need."""
+"""End a child process with the notebook. Imports no torch, which the child may not need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 def end_with(notebook: int, folder: str) -> None:
-    """Start a thread: when process `notebook` ends, remove `folder` and kill this process tree."""
+    """Start a thread that removes `folder` and kills this process tree after process `notebook`."""
 
     def watch() -> None:
         with suppress(psutil.NoSuchProcess):

@@ -16,21 +16,21 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 
 # A part of a Sequential as torch names it: `model.0.weight`.
 PART = re.compile(r"\.(\d+)(?=[.\[]|$)")
-# Longer texts are not expressions of objects; Python's parser could recurse too deeply.
+# Most characters of an expression: Python's parser could recurse too deeply in longer texts.
 LONGEST = 200
-# Longest list or dict whose elements get expressions.
+# Most elements of a list or dict whose elements get expressions.
 MOST_PARTS = 32
 # Containers whose items get expressions.
 ITEMS = frozenset({list, tuple, dict, OrderedDict, defaultdict})
 
 
 def canonical(text: str) -> str:
-    """Return an expression in Python's own spelling. Raises SpeedKitError for other texts."""
+    """Return an expression in normal form: `model.0` as `model[0]`. Raises SpeedKitError."""
     return ast.unparse(_parsed(text))
 
 
 def value_of(names: Mapping[str, Any], text: str, known: Sequence[str] = (), kind: str = "") -> Any:
-    """Return the object of an expression. Raises SpeedKitError with a similar `known` name."""
+    """Return an expression's object. Raises SpeedKitError that suggests a similar `known` name."""
     tree = _parsed(text)
     root = next(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
     if root not in names:
@@ -58,7 +58,7 @@ def _parsed(text: str) -> ast.expr:
         tree = node = ast.parse(PART.sub(r"[\1]", text.strip()), mode="eval").body
         while not isinstance(node, ast.Name):
             if isinstance(node, ast.Subscript):
-                ast.literal_eval(node.slice)  # raises ValueError unless it is constant
+                ast.literal_eval(node.slice)  # raises ValueError unless the index is a literal
             elif not isinstance(node, ast.Attribute):
                 raise ValueError
             node = node.value
@@ -84,7 +84,7 @@ def _why(error: Exception, node: Any, owner: Any) -> str:
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """Return `isinstance(value, kind)`; False for an object whose own `__class__` fails."""
+    """Return `isinstance(value, kind)`; False if the object's own `__class__` raises an error."""
     try:
         return isinstance(value, kind)
     except Exception:
@@ -125,7 +125,7 @@ def by_expression(
 
 
 def parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an object's parts by words (`.net`, `['lm']`), then items of its lists and dicts."""
+    """Yield the suffix (`.net`, `['lm']`) and value of each part, then of items in these parts."""
     parts = list(_direct_parts(owner))
     yield from parts
     for word, part in parts:
@@ -134,7 +134,7 @@ def parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _direct_parts(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a short list or dict, or the public attributes of another object."""
+    """Yield suffixes and items of a short list or dict, or public attributes of another object."""
     kind = type(owner)
     if kind in {list, tuple} and len(owner) <= MOST_PARTS:
         yield from ((f"[{number}]", part) for number, part in enumerate(owner))
@@ -148,7 +148,7 @@ def _direct_parts(owner: Any) -> Iterator[tuple[str, Any]]:
 
 def _fields_of(owner: Any) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a dataclass with slots, or of a named tuple."""
-    with suppress(Exception):  # an object of the user's may fail
+    with suppress(Exception):  # the user's attributes may raise anything
         for name in getattr(type(owner), "__dataclass_fields__", ()) or type(owner)._fields:
             yield name, getattr(owner, name)
 

@@ -1,6 +1,6 @@
 """Python warnings, and messages through Python's logger "speedkit_jupyter".
 
-SPEEDKIT_VERBOSITY shows important messages (`quiet`), notes too (`normal`) or all (`debug`).
+SPEEDKIT_VERBOSITY selects important messages (`quiet`), also notes (`normal`), or all (`debug`).
 """
 
 from __future__ import annotations

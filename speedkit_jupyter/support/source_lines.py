@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 OURS = str(Path(__file__).parents[1])
 _NAMED_BY_IPYTHON_7 = re.compile(r"<ipython-input-(\d+)-")
-# Code of functions that call the user's code.
+# Code objects of functions that call the user's code.
 _DOORS: set[CodeType] = set()
 
 
@@ -39,7 +39,7 @@ class Spot(NamedTuple):
 
 
 def user_spot(depth: int = 1) -> Spot | None:
-    """Return the innermost line of user code up to the nearest `user_code_boundary`, or None."""
+    """Return the innermost line of user code; None if a `user_code_boundary` is reached first."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = None if is_user_code_boundary(frame.f_code) else frame.f_back
@@ -74,13 +74,13 @@ def place(spot: Spot) -> str:
 
 
 def _cell_number(file: str) -> int | None:
-    """Return the number of the notebook's cell whose code has this file name; None for others."""
+    """Return the number of the notebook's cell whose code has this file name; else None."""
     shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     compiler = getattr(shell, "compile", None)
     numbers: dict[str, int] | None = getattr(compiler, "_filename_map", None)
     if compiler is None or numbers is not None:
         return (numbers or {}).get(file)
-    # IPython 7 has no such map. Its file names contain the number; ipykernel's need the code.
+    # IPython 7 has no map: its file names contain the number; for ipykernel's, compare the code.
     if named := _NAMED_BY_IPYTHON_7.match(file):
         return int(named[1])
     code = "".join(linecache.getlines(file)).rstrip("\n")

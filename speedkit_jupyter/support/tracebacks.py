@@ -24,7 +24,7 @@ _GATES: set[CodeType] = set()
 
 
 def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
-    """Hide SpeedKit's frames in errors of a public function, unless the error is SpeedKit's bug."""
+    """Wrap a public function: its errors hide SpeedKit's frames, except for SpeedKit's bugs."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -44,7 +44,7 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def users_part(error: BaseException) -> TracebackType | None:
-    """Return the traceback of the user's frames; None if SpeedKit's own code raised the error."""
+    """Return the traceback below SpeedKit's frames; None if SpeedKit's code raised the error."""
     ours = [entry for entry in _entries(error) if _is_ours(entry)]
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
@@ -66,12 +66,12 @@ def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
         error.with_traceback(None)
         at = f"\n{place(spot)}: `{source(*spot)}`" if (spot := user_spot()) else ""
         lines = [f"{type(error).__name__}: {error}{at}"]
-        # IPython calls this function; it must not refer to the error, which would be a cycle.
+        # IPython calls this function; a reference to the error would be a reference cycle.
         vars(error)["_render_traceback_"] = partial(list, lines)
 
 
 def _reasons(error: BaseException | None, seen: list[BaseException]) -> list[BaseException]:
-    """Return the errors in `seen`, the error and all its causes and contexts."""
+    """Add an error and all its causes and contexts to `seen`; return `seen`."""
     if error is not None and all(error is not reason for reason in seen):
         seen.append(error)
         _reasons(error.__cause__, seen)

@@ -42,19 +42,19 @@ def day(moment: datetime.datetime) -> str:
 
 
 def ratio(value: float) -> str:
-    """Return a ratio as `1.27×`; near 1 with another digit, `1.004×`."""
+    """Return a ratio as `1.27×`; within 0.02 of 1 with three decimals, `1.004×`."""
     if math.isinf(value):
         return "∞"
     return f"{value:.3f}×" if abs(value - 1) < 0.02 else f"{value:.2f}×"
 
 
 def between(low: float, high: float) -> str:
-    """Return an interval as `1.20× to 1.26×`; `too few rounds` if it is wide."""
+    """Return an interval as `1.20× to 1.26×`; `too few rounds` if wider than the factor WIDE."""
     return "too few rounds" if high > WIDE * low else f"{ratio(low)} to {ratio(high)}"
 
 
 def word(value: Any) -> str:
-    """Return a value as a config writes it: true, false and default, not Python's names."""
+    """Return a value as text: `true`, `false`, `default` for None, `float32` for torch.float32."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
@@ -69,7 +69,7 @@ def share(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Return three digits, `2.57`, or a whole number from 100 on, `1,170`."""
+    """Return a number with three significant digits, `2.57`; from 100 on as an integer, `1,170`."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -9,7 +9,7 @@ from weakref import WeakMethod, ref
 from speedkit_jupyter.support import messages
 
 T = TypeVar("T")
-# Module state, because running threads and child processes belong to the process.
+# The functions for `unload`, by name. Module state, because they end the process's threads.
 _ENDS: dict[str, Callable[[], object]] = {}
 
 
@@ -49,7 +49,7 @@ class Listeners:
 
 
 def at_unload(end: Callable[[], object]) -> None:
-    """Call a function once when the extension is unloaded, however often it is registered."""
+    """Register a function; it is called once at unloading, however often it is registered."""
     _ENDS[f"{end.__module__}.{end.__qualname__}"] = end
 
 

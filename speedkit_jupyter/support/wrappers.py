@@ -1,7 +1,7 @@
 """Unwrap the models and optimizers of frameworks, and find the models that an object holds.
 
-Each model or optimizer is then switched and counted once. A wrapper is recognized by its tensors or
-parameter groups, not by its class. Pipelines, trainers, dicts and dataclasses hold models.
+Each model or optimizer is then switched and counted once. A wrapper is recognized by tensors,
+parameter groups or methods, not by class. Pipelines, trainers, dicts and dataclasses hold models.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-# Attributes in which wrappers keep the wrapped model; the first one counts.
+# Attributes in which wrappers keep their model: the first that has all tensors of the wrapper.
 PARTS = ("_original_module", "_orig_mod", "module")
-# A property that holds a model where no attribute does, as in Lightning's Trainer.
+# The property with the model of objects without a model attribute: Lightning's Trainer.
 PROPERTY = "model"
 # The list of the models that Accelerate's Accelerator has prepared.
 PREPARED = "_models"
@@ -69,7 +69,7 @@ def _tensors(model: torch.nn.Module) -> list[int]:
 
 
 def _wrapped_optimizer(value: Any) -> Any:
-    """Return the optimizer with the same groups, or an object's only optimizer if it has `step`."""
+    """Return the optimizer in an attribute of its wrapper; None if `value` wraps no optimizer."""
     import torch
 
     attributes = {} if issubclass(type(value), type) else attributes_of(value)
@@ -81,7 +81,7 @@ def _wrapped_optimizer(value: Any) -> Any:
 
 
 def models_in(holder: Any) -> dict[str, torch.nn.Module]:
-    """Return the whole models that an object holds, in order, by words such as `.unet`, `['lm']`.
+    """Return the whole models that an object holds, in order, by suffixes: `.unet`, `['lm']`.
 
     A part of another model, a wrapper of an earlier model and a module without parameters are left
     out. Private attributes, such as caches, are not read, except Accelerate's `_models`.

@@ -1,4 +1,4 @@
-"""Patches and hooks that act only in the thread that sets them; detection of other threads."""
+"""Confine patches and hooks to the step's threads; detect models called in other threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.optim import optimizer as torchs
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import is_python_thread
 
-# A hook before or after a step; arguments returned before the step replace the step's arguments.
+# A hook before or after an optimizer's step; a hook before may return new (args, kwargs).
 StepHook = Callable[["torch.optim.Optimizer", Any, Any], Any]
 ELSEWHERE = (
     "the step computes in another thread, which autocast does not reach: use ctx.autocast() "
@@ -38,7 +38,7 @@ def is_recording() -> bool:
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Disable this thread's patches in the block: recording is not part of the user's step."""
+    """Mark this thread as recording a CUDA graph in the block, so that its patches do nothing."""
     _THREAD.is_recording = True
     try:
         yield
@@ -48,7 +48,7 @@ def recording() -> Iterator[None]:
 
 @contextmanager
 def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
-    """Put `make(original)` in place of the function `owner.name`, for calls from this thread.
+    """Replace the function `owner.name` by `make(original)` in the block, for calls in this thread.
 
     Compiled code and recordings call the original. The replacement has the attributes of `make`'s
     result, and the original as `stands_in_for`. Raises StepError if torch lacks the function.
@@ -91,9 +91,9 @@ def optimizer_hooks(
     after: StepHook | None = None,
     ours: Collection[torch.optim.Optimizer] = (),
 ) -> Iterator[None]:
-    """Call the hooks before and after each optimizer step in this thread.
+    """Call the hooks around optimizer steps in this thread, and of `ours` in autograd's threads.
 
-    In autograd's threads, where gradient hooks may step optimizers, only steps of `ours` count.
+    In autograd's threads, gradient hooks may step optimizers.
     """
     here, ids = threading.get_ident(), {id(optimizer) for optimizer in ours}
 
@@ -116,7 +116,7 @@ def optimizer_hooks(
 
 @contextmanager
 def calling_threads(models: Sequence[torch.nn.Module]) -> Iterator[set[str]]:
-    """Yield a set that collects the threads calling the models: HERE, IN_PYTHONS, IN_AUTOGRADS."""
+    """Yield a set; calls of the models and parts add the thread: HERE, IN_PYTHONS, IN_AUTOGRADS."""
     watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
     threads = set[str]()
     original: Any = Module.__call__

@@ -23,7 +23,7 @@ COMPILER_PARTS = (
     f"{COMPILERS[1]}.compile_fx",
 )
 
-# The public `torch.compiler.config` has only some of these settings.
+# Returns the module of Dynamo's settings; the public `torch.compiler.config` has only some.
 dynamo_config = partial(import_module, DYNAMO_CONFIG)
 # Returns Dynamo's counters of this process.
 compile_counters = partial(found, f"{COMPILERS[0]}.utils", "counters")
@@ -43,7 +43,7 @@ def import_compiler() -> None:
 
 
 def is_dynamo_loaded() -> bool:
-    """Return whether Dynamo is imported, so that compilations can be noted."""
+    """Return whether Dynamo is imported; without Dynamo, nothing was compiled."""
     return f"{COMPILERS[0]}.callback" in sys.modules
 
 
@@ -57,7 +57,7 @@ def compilations() -> Sequence[Any]:
 
 
 def guard_failures(first: str, graphs: int) -> list[str]:
-    """Return the failed guards of `graphs` graphs, from `first` (torch's `recompile_reason`) on."""
+    """Return why `graphs` earlier graphs did not fit; `first` is torch's `recompile_reason`."""
     for reasons in getattr(_utils(), "guard_failures", {}).values():
         if first in reasons:
             begin = len(reasons) - 1 - reasons[::-1].index(first)
@@ -71,18 +71,18 @@ def graph_breaks() -> Sequence[Any]:
 
 
 def eager_backward() -> tuple[Any, dict[str, bool]]:
-    """Return functorch's config, and its settings to compile backward with forward passes."""
-    # 2.11, 2.13; other versions compile at the first backward pass. No buffer is donated, because
-    # `retain_graph` is not yet known.
+    """Return functorch's config, and settings that compile backward passes with forward passes."""
+    # In 2.11, 2.13; other versions compile at the first backward pass. No buffer is donated,
+    # because `retain_graph` is not yet known.
     config = import_module(f"{COMPILERS[2]}.config")
     settings = {"force_non_lazy_backward_lowering": True, "donated_buffer": False}
     return config, settings if all(hasattr(config, name) for name in settings) else {}
 
 
 def without_guards() -> AbstractContextManager[object]:
-    """Return a context manager in which compiled code runs without checking that it fits.
+    """Return a context manager in which compiled code checks only guards that tell graphs apart.
 
-    The caller must know that nothing has changed since a checked call. Guards stay if another
+    The caller must know that nothing has changed since a checked call. All guards run if another
     stance is set, or if torch lacks `skip_guard_eval_unsafe`.
     """
     stance = getattr(sys.modules.get(f"{COMPILERS[0]}.eval_frame"), "_stance", None)
@@ -108,7 +108,7 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 
 def override_caches() -> list[Any]:
-    """Return torch's functions that cache tables of overridable functions, in loaded modules."""
+    """Return the functions of torch's loaded modules that cache tables of overridable functions."""
     # Filling these caches adds seconds to the first profile of a process.
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
     return [one for module in modules if module for one in cached_functions(module)]
@@ -119,7 +119,7 @@ def override_caches() -> list[Any]:
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    """Return whether torch.compile failed, or compiled code lacks second derivatives."""
+    """Return whether an error is torch.compile's, or compiled code's lack of second derivatives."""
     is_second = "double backward" in str(error)
     return is_second or any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
 

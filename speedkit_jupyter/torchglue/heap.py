@@ -1,7 +1,7 @@
 """glibc's heap: keep memory freed by one step in the process for the next step.
 
-After `settle`, glibc returns freed blocks of 32 MiB and more, and a free heap end above 64 MiB, to
-the system, which clears their pages for the next step. See mallopt(3).
+After `settle`, glibc returns freed blocks of about 32 MiB and more, and a free heap end above about
+64 MiB, to the system, which clears their pages for the next step. See mallopt(3).
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-# mallopt's parameters; the maxima of glibc's dynamic thresholds, M_MMAP_MAX's default (malloc.c).
+# From malloc.c: mallopt's parameters, maxima of the dynamic thresholds, default of M_MMAP_MAX.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 LARGEST, TRIMMED_BEYOND, MMAPS = 32 << 20, 64 << 20, 65536
 NEVER_TRIMMED = -1
 # Bit of malloc's size word: the block has its own memory mapping.
 IS_MAPPED = 2
-# Limit of occupied 32 MiB blocks (128 GiB of addresses), because the system may refuse mappings.
+# Most 32 MiB blocks to occupy (128 GiB): a new mapping ends the loop, but may be refused.
 MOST_BLOCKS = 4096
 
-# glibc can't report these: whether freed memory is kept, whether the heap may have free addresses
-# since then, and the blocks that occupy such addresses.
+# glibc can't report these: whether freed memory is kept now, whether earlier keeping may have left
+# free addresses in the heap, and the blocks that occupy such addresses.
 _is_kept, _has_kept = False, False
 _occupied: list[int] = []
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return glibc if this process allocates with it and its default settings; else None."""
+    """Return glibc if this process allocates with glibc's malloc, as set by default; else None."""
     if platform.libc_ver()[0] != "glibc" or platform.system() != "Linux":
         return None
     chosen = [name for name in os.environ if name.startswith("MALLOC_")]
@@ -83,7 +83,7 @@ def kept() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Return free memory to the system, unless memory is kept now or never was."""
+    """Return free memory to the system, unless memory is kept now or was never kept."""
     global _has_kept
     if (_has_kept or _occupied) and not _is_kept and (glibc := library()) is not None:
         while _occupied:
@@ -93,7 +93,7 @@ def give_back() -> None:
 
 
 def occupy_free_addresses() -> None:
-    """Occupy free addresses of the heap, so that large tensors get new memory mappings."""
+    """Occupy addresses that keeping left free, so that large tensors get new memory mappings."""
     global _has_kept
     if _has_kept and not _is_kept and (glibc := library()) is not None:
         give_back()

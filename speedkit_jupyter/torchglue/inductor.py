@@ -16,17 +16,17 @@ INDUCTOR_CONFIG = f"{_HOME}.config"
 
 inductor_config = partial(import_module, INDUCTOR_CONFIG)
 _codecache = partial(import_module, f"{_HOME}.codecache")
-# The module whose `AsyncCompile` builds the C++ kernels of generated code; None if not loaded.
-# Without it, each kernel of a graph is compiled separately.
+# Returns the module whose `AsyncCompile` builds a graph's C++ kernels; None if it is not loaded.
+# If torch renames the module, each kernel of a graph is compiled separately.
 kernel_builder: Callable[[], Any] = partial(sys.modules.get, f"{_HOME}.async_compile")
-# Inductor's names of MKL's and oneDNN's linear layers. Without them, choices of these kernels are
-# not predicted.
+# Inductor's names of MKL's and oneDNN's linear layers. If torch renames them, choices of these
+# kernels are not predicted.
 MKL_KERNEL, ONEDNN_KERNEL = "_mkl_linear", "_linear_pointwise"
 
 
 def usual_cache_folder() -> str:
     """Return Inductor's default cache folder; empty until Inductor is loaded."""
-    # Without this name, the default folder counts as set by the user.
+    # If torch renames the function, the default folder counts as set by the user.
     module = sys.modules.get(f"{_HOME}.runtime.cache_dir_utils")
     usual = getattr(module, "default_cache_dir", None)
     return "" if usual is None else str(usual())
@@ -57,7 +57,7 @@ def instruction_options() -> list[str]:
 
 
 def with_bindings(types: Sequence[str], code: str) -> str:
-    """Return a kernel's code with its Python bindings: a module named `kernel`."""
+    """Return a kernel's code with its Python bindings, as the source of a module named `kernel`."""
     kind, codes = _codecache().CppPythonBindingsCodeCache, list[str]()
     note = classmethod(lambda cls, code, *_, **__: codes.append(code))
     noting: Any = type("Noting", (kind,), {"load_async": note})
@@ -66,7 +66,7 @@ def with_bindings(types: Sequence[str], code: str) -> str:
 
 
 def kernel_library(code: str) -> Callable[[], Any]:
-    """Return a function that builds and loads a library; if threads may build, start at once."""
+    """Return a function that builds and loads a library; if threads may build, they start now."""
     has_threads = (inductor_config().compile_threads or 1) > 1
     submit = kernel_builder().AsyncCompile.submit if has_threads else None
     return _codecache().CppPythonBindingsCodeCache.load_async(code, submit_fn=submit)  # type: ignore[no-any-return]

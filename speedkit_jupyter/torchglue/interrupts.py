@@ -18,7 +18,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# A closed gate passes on a signal that arrives this long after the first, in case code hangs.
+# Seconds after the first delayed signal: a later signal passes a closed gate if code hangs.
 LONGEST_S = 10.0
 
 
@@ -29,11 +29,11 @@ class Gate:
         self._waiting: dict[int, Any] = {}
         self.thread = threading.get_ident()
         self._handlers: dict[int, Any] = {}
-        self._is_open = self._has_passed = False  # a second Ctrl-C would interrupt the clean-up
+        self._is_open = self._has_passed = False  # has_passed: a handler raised
         self._first_s = 0.0
 
     def __call__(self, number: int, frame: Any) -> None:
-        """Handle a signal: pass it on if the gate is open, else delay it."""
+        """Pass a signal on if the gate is open or LONGEST_S have passed; else delay the signal."""
         __tracebackhide__ = True
         if not self._waiting:
             self._first_s = time.monotonic()
@@ -42,7 +42,7 @@ class Gate:
             self._pass_on()
 
     def open(self) -> None:
-        """Pass signals on, pending ones at once: the user's code begins."""
+        """Pass on pending signals now, and new signals at once: the user's code begins."""
         __tracebackhide__ = True
         self._is_open, self._has_passed = True, False
         self._pass_on()
@@ -95,9 +95,9 @@ class Gate:
         __tracebackhide__ = True
         for number in [*self._waiting]:
             frame = self._waiting.pop(number)
-            self._is_open, self._has_passed = False, True
+            self._is_open, self._has_passed = False, True  # no second Ctrl-C in the clean-up
             self._handlers[number](number, frame)
-            self._is_open, self._has_passed = True, False  # its handler raised nothing
+            self._is_open, self._has_passed = True, False  # the handler raised nothing
 
 
 _NUMBERS = tuple(int(number) for number in signal.valid_signals())
@@ -107,7 +107,7 @@ _GATES: list[Gate] = []
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Delay signals that arrive inside the block to the end of the outermost block."""
+    """Delay signals in the block until the outermost block ends or the user's code runs."""
     block: AbstractContextManager[None] = nullcontext()
     if threading.current_thread() is threading.main_thread():  # only the main thread runs handlers
         block = _GATES[0].shut() if _GATES else Gate().in_place()
@@ -133,7 +133,7 @@ def interruptible(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_a_window(function: Callable[[], R]) -> R:
-    """Call the user's code and return its result; pending and new signals are delivered in it."""
+    """Call the user's `function` and return the result; pending and new signals are delivered."""
     __tracebackhide__ = True
     gate = _GATES[0] if _GATES else None
     if gate is None or gate.thread != threading.get_ident():

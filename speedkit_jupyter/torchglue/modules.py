@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 # --- modules ---
 
-# A module's dicts of its parts. Plain attributes would include weights that
-# `torch.nn.utils.parametrize` computes.
+# The attributes with the dicts of a module's parts. `getattr(module, name)` would also return
+# weights that `torch.nn.utils.parametrize` computes.
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
-# The attribute that `module(...)` calls instead of `forward` and hooks, if not None. Without it,
-# compiled code and recomputation are never called.
+# The attribute that `module(...)` calls instead of `forward` and hooks, if not None. If torch
+# renames it, compiled code and recomputation are never called.
 COMPILED_CALL = "_compiled_call_impl"
-# The attribute with the module in the wrapper that `torch.compile(module)` returns. Without it, a
-# compiled model counts as not compiled.
+# The attribute with the module in the wrapper that `torch.compile(module)` returns. If torch
+# renames it, a compiled model counts as not compiled.
 COMPILED_CHILD = "_orig_mod"
-# The methods that move or cast a module's parameters, and that load a state_dict. Without them, a
-# cast or a loaded file under a plan misses parameters that the plan replaces.
+# The methods that move or cast a module's parameters, and that load a state_dict. If torch renames
+# them, a cast or a loaded file under a plan misses parameters that the plan has replaced.
 CAST, LOAD = "_apply", "_load_from_state_dict"
-# The dicts of hooks around calls.
+# The attributes with the dicts of hooks, around forward and backward passes.
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
@@ -76,7 +76,7 @@ def global_hooks() -> list[dict[Any, Any]]:
 
 
 def has_global_hooks() -> bool:
-    """Return whether calls of all modules have a global hook."""
+    """Return whether a global hook for calls of modules is registered."""
     return bool(found("torch.nn.modules.module", "_has_any_global_hook")())
 
 
@@ -105,7 +105,7 @@ USERS_PARTS = ("_dataset", "_index_sampler", "_collate_fn")
 
 
 def detach_iterator(loader: DataLoader[Any]) -> Any:
-    """Remove and return a loader's persistent iterator with its workers; None without one."""
+    """Remove and return a loader's persistent iterator with its workers; None without any."""
     iterator, loader._iterator = loader._iterator, None
     return iterator
 
@@ -117,7 +117,7 @@ def end_workers(iterator: Any) -> None:
 
 
 def same_epoch(iterator: Any) -> Any:
-    """Return a second iterator over the same batches; None with workers or without indices."""
+    """Return a second iterator over the remaining batches; None with workers or IterableDataset."""
     if type(iterator).__name__ != "_SingleProcessDataLoaderIter":
         return None
     if hasattr(iterator._dataset_fetcher, "dataset_iter"):  # an IterableDataset
@@ -125,7 +125,7 @@ def same_epoch(iterator: Any) -> Any:
     order, sampler = iterator._sampler_iter, iterator._index_sampler
     begin = getattr(type(sampler).__iter__, "__code__", None)
     is_new = type(order) is GeneratorType and getgeneratorstate(order) == GEN_CREATED
-    # A new order stays with the user's iterator. Each draws random numbers at its first batch.
+    # An order that has not begun is not shared: both iterators draw random numbers when they begin.
     is_new = is_new and order.gi_code is begin
     orders = (order, iter(sampler)) if is_new else itertools.tee(order)
     other = object.__new__(type(iterator))  # torch's iterators can't be copied
@@ -136,7 +136,7 @@ def same_epoch(iterator: Any) -> Any:
 
 def script_attributes(module: Any) -> dict[str, Any]:
     """Return the C++ attributes of a TorchScript module, with parameters and buffers."""
-    # 2.9, 2.11, 2.13. Without these names, steps that reach such a module raise AttributeError.
+    # In 2.9, 2.11, 2.13. Without these names, steps that reach such modules raise AttributeError.
     if (inner := vars(module).get("_c")) is None:  # a traced module, which holds a script module
         return {}
     kind = found("torch._C", "ConcreteModuleType").from_jit_type(inner._type())
@@ -150,7 +150,7 @@ def set_script_attribute(module: Any, name: str, value: Any) -> None:
 
 def script_constants(scripted: Any) -> list[Any]:
     """Return the tensors in the code of a TorchScript function, or of a module's methods."""
-    # 2.9, 2.11, 2.13. Without these names, steps that reach such code raise AttributeError.
+    # In 2.9, 2.11, 2.13. Without these names, steps that reach such code raise AttributeError.
     inner, code = getattr(scripted, "_c", None), [scripted]
     if inner is not None:
         code = [inner._get_method(name) for name in inner._method_names()]

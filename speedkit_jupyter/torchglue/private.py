@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def missing_name(error: BaseException) -> str:
-    """Return the private name that torch lacks according to an error; else empty."""
+    """Return the private name that torch lacks according to an error; empty for other errors."""
     name = str(getattr(error, "name", None) or "")
     if isinstance(error, ImportError):
         asked = getattr(error, "name_from", None)
@@ -107,17 +107,17 @@ def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor._indices(), tensor._values()]
 
 
-# The dicts of a tensor's hooks; None without hooks. If torch renames them, hooks registered by a
+# Attributes with a tensor's hooks (None: no hooks). If torch renames them, hooks registered by a
 # step stay, and a micro-batch runs hooks on accumulated gradients once per part.
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def has_gradient_hooks(leaf: torch.Tensor) -> bool:
-    """Return whether a leaf has hooks that run after its gradient was accumulated."""
+    """Return whether a leaf tensor has hooks that run after its gradient was accumulated."""
     return bool(getattr(leaf, TENSOR_HOOKS[1], None))
 
 
-# Tests for wrapper subclasses, with values in inner tensors, and for tensors of `torch.func`.
+# Return whether a tensor wraps inner tensors, and whether `torch.func` has wrapped a tensor.
 is_made_of_tensors = _function(_DISPATCH, "is_traceable_wrapper_subclass")
 is_transformed = _function(_FUNCTORCH, "is_functorch_wrapped_tensor")
 
@@ -152,9 +152,9 @@ def linear_by_onednn() -> Callable[..., torch.Tensor]:
 
 # An operator's schema: its `name` (`aten::addmm`), `arguments`, and `is_mutable`.
 operator_schema: Callable[[Any], Any] = attrgetter("_schema")
-# If torch renames these: advice on attention by hand sees less of the time; other advice names a
-# missing function; a GradScaler's kernels get float64, which they refuse; copies count as
-# arithmetic; the graph break of `.item()` keeps torch's wording.
+# If torch renames these, in this order: advice on attention by hand misses part of the time; other
+# advice names a missing function; a GradScaler's kernels get float64, which they refuse; copies
+# count as arithmetic; the graph break of `.item()` keeps torch's wording.
 SOFTMAX = "aten::_softmax"
 MULTIPLY_ALL = "_foreach_mul_"
 GRAD_SCALER = "_amp_"
@@ -163,13 +163,13 @@ READ_A_NUMBER = "_local_scalar_dense"
 
 # --- modes and autograd ---
 
-# A block in which modes don't see operators, and the innermost mode for functions.
+# Return a context manager that disables dispatch modes, and the innermost function mode.
 without_dispatch_modes = _function(_DISPATCH, "_disable_current_modes")
 innermost_function_mode = _function("torch.overrides", "_get_current_function_mode")
 # Returns the base class of modes that see every operator.
 dispatch_mode = partial(found, _DISPATCH, "TorchDispatchMode")
-# Whether a profiler is active, the current node of this thread's backward pass (or None), and
-# whether hooks on saved tensors are allowed.
+# Return whether a profiler is active, the current node of this thread's backward pass (None
+# outside), and whether hooks on saved tensors are allowed.
 is_profiled = _function(_AUTOGRAD, "_profiler_enabled")
 current_node = _function(_CORE, "_current_autograd_node")
 can_hook_saved_tensors = _function(_AUTOGRAD, "_saved_tensors_hooks_is_enabled")
@@ -181,16 +181,16 @@ def autocast_dtype(block: torch.autocast) -> torch.dtype | None:
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Call the function at the end of the active backward pass."""
+    """Have a function called at the end of the active backward pass."""
     import torch
 
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def collectives() -> int:
-    """Return the number of collectives this process entered in the default group; 0 without it."""
+    """Return the number of collectives entered in the default group; 0 without a group."""
     from torch.distributed import group
 
-    # 2.9, 2.11, 2.13. Without this name, the end of a launched cell raises AttributeError.
+    # In 2.9, 2.11, 2.13. Without this name, the end of a launched cell raises AttributeError.
     world: Any = group.WORLD
     return 0 if world is None else int(world._get_sequence_number_for_group())

@@ -17,7 +17,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Return whether the storage (if any) holds all elements; False after its `resize_(0)`."""
+    """Return whether a tensor's storage, if any, holds all elements; False after `resize_(0)`."""
     if tensor.layout is not torch.strided:
         return True
     try:
@@ -32,7 +32,7 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
 
 
 def size_in_memory(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements in memory; for a subclass, of its inner tensors."""
+    """Return the bytes in memory of a tensor's elements (sparse: as if dense) or inner tensors."""
     names = getattr(tensor, "__tensor_flatten__", None)
     if names is not None:
         parts = [getattr(tensor, name) for name in names()[0]]  # includes a DTensor's mesh
@@ -41,7 +41,7 @@ def size_in_memory(tensor: torch.Tensor) -> int:
     return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
 
 
-# Fewest evenly spaced elements compared in a large tensor; a write that skips them is not seen.
+# Fewest evenly spaced elements compared in a large contiguous tensor; other writes are missed.
 SAMPLED = 256
 
 
@@ -68,7 +68,7 @@ def _some(tensor: torch.Tensor) -> bytes | None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the values as a strided tensor, parts concatenated; None if unreadable."""
+    """Return a tensor's values as a strided tensor, its parts joined; None if unreadable."""
     values = tensor.detach() if has_values(tensor) else None
     if values is None or is_plain(values):
         return values

@@ -13,7 +13,7 @@ from torch.profiler import profile, record_function, supported_activities
 STDERR = 2
 # The first event of each profile: a profile without events was ended by another profiler.
 BEGINS = "speedkit: the profiler begins"
-# Source files of torch whose messages on stderr are dropped: about the profiler and freed memory.
+# Source files of torch whose messages on stderr are dropped; they are about profiling.
 SAID_BY = (
     b"CPUAllocator.cpp", b"SyncActivityProfilerHandler.cpp", b"DeviceProperties.cpp",
     b"profiler_kineto.cpp", b"ActivityProfilerController.cpp",
@@ -22,7 +22,7 @@ SAID_BY = (
 
 @contextmanager
 def profiled(**options: Any) -> Iterator[Any]:
-    """Profile the block and yield torch's profiler; filter stderr, and show it after the block."""
+    """Profile the block and yield torch's profiler; stderr is filtered, and written at the end."""
     trace = profile(activities=supported_activities(), **options)
     with _stderr_filtered():
         trace.start()
@@ -43,7 +43,7 @@ def was_alone(trace: Any) -> bool:
 
 @contextmanager
 def _stderr_filtered() -> Iterator[None]:
-    """Hold the process's stderr back until the block ends, without messages of SAID_BY."""
+    """Hold the process's stderr back; after the block, write it without messages of SAID_BY."""
     try:
         descriptor = os.dup(STDERR)
     except OSError:  # stderr is closed

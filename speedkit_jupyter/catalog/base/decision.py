@@ -33,8 +33,8 @@ class Decision:
     value: Any  # a value of the config field: True, "bf16"
     rule: str  # the rule or fact that decided; may be empty
     source: Source = "auto"  # the origin of the request
-    active: bool = False  # True if applying changes something
-    declined: bool = False  # the requested value was refused or replaced by a similar one
+    active: bool = False  # True if a plan applies the value
+    declined: bool = False  # the requested value was refused, or replaced by a similar value
     worth_measuring: Any = None  # a value about which only a measurement can decide
     details: Mapping[str, Any] = field(default_factory=dict)
     asked: bool = False  # True if this is the requested value

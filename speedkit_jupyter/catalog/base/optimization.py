@@ -55,7 +55,7 @@ class Fields(BaseModel):
 
 
 def described(options: Any) -> Any:
-    """Return the annotation of an option without fields, described by its words by default."""
+    """Return an option's annotation with a description: by default, the list of allowed words."""
     if any(isinstance(one, FieldInfo) for one in getattr(options, "__metadata__", ())):
         return options
     return Annotated[options, Field(description=", ".join(choices(options)))]
@@ -82,20 +82,20 @@ class Optimization(ABC):
     risk: ClassVar[str]
     page: ClassVar[str]
     Options: ClassVar[Any]  # type of the config field: a pydantic model, or an annotation
-    fields: ClassVar[Mapping[str, FieldInfo]] = {}  # by name; a bare word sets the first
+    fields: ClassVar[Mapping[str, FieldInfo]] = {}  # by name; empty for options without fields
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
-    before: ClassVar[str] = ""  # for added entries: name of an entry that comes later
-    forms: ClassVar[Mapping[str, str]] = {}  # added forms of `code()`, with their modules
-    variable: ClassVar[str | None]  # environment variable, by default `SPEEDKIT_<NAME>`; or None
-    follows: ClassVar[bool] = False  # True if the rule decides even in a plan without other rules
+    before: ClassVar[str] = ""  # name of the entry in front of which `add` puts this entry
+    forms: ClassVar[Mapping[str, str]] = {}  # forms that the entry adds to `code()`: name to module
+    variable: ClassVar[str | None]  # environment variable, if any; default `SPEEDKIT_<NAME>`
+    follows: ClassVar[bool] = False  # True if the rule of `auto` decides even if `config.is_alone`
     costly: ClassVar[bool] = False  # True if the first step takes seconds longer, as by compiling
-    excludes: ClassVar[frozenset[str]] = frozenset()  # a search won't combine these with the entry
+    excludes: ClassVar[frozenset[str]] = frozenset()  # entries that a search won't add to the entry
     free: ClassVar[str] = ""  # placeholder in help for arbitrary values (`threads:NUMBER`)
     frameworks_choose: ClassVar[bool] = False  # code for frameworks states inactive decisions, too
     lowers: ClassVar[bool] = False  # True if the entry reduces the precision of products
-    supersedes: ClassVar[frozenset[str]] = frozenset()  # a search drops these if it tries the entry
-    rivals: ClassVar[bool] = False  # True if no value is best by rule: a search compares them
+    supersedes: ClassVar[frozenset[str]] = frozenset()  # entries replaced by this entry in a search
+    rivals: ClassVar[bool] = False  # True if no value is best by rule: a search compares values
     library: ClassVar[str] = ""  # PyPI name of the optional library that the entry calls
     bare: ClassVar[str] = ""  # value of the bare name in `--compare`, if not `true`
     none: ClassVar[Any] = False  # the value that changes nothing
@@ -142,7 +142,7 @@ class Optimization(ABC):
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Return the decision, by the arguments alone, so that it can be made for any machine."""
+        """Return the decision; use only the arguments, so that plans for other machines work."""
 
     def as_is(self, facts: Facts) -> Any:
         """Return the value that leaves everything unchanged."""
@@ -166,7 +166,7 @@ class Optimization(ABC):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Apply the decision in the block; then restore the original state, with trained values."""
+        """Apply the decision in the block, then undo it; trained values and user changes stay."""
 
         def refuse(optimizer: torch.optim.Optimizer) -> None:
             raise SpeedKitError(
@@ -213,7 +213,7 @@ class Optimization(ABC):
         return {}
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        """Return the state that the entry changes, by name: as it is now, or after `planned`."""
+        """Return the state that the entry changes, by name: now, or as set by `planned`."""
         return {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
@@ -225,7 +225,7 @@ class Optimization(ABC):
         return ()
 
     def fingerprint(self, model: torch.nn.Module) -> str:
-        """Return a digest of the user code that a learned plan depends on, or an empty string."""
+        """Return a digest of the user's code that the entry calls; empty without such code."""
         return ""
 
 
@@ -253,7 +253,7 @@ def call(function: str, *sources: str, **values: object) -> str:
 
 
 def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-    """Return `decide`'s decision; declined if torch lacks a name; model changes need a request."""
+    """Return `decide`'s decision, but decline if torch lacks a name; change no model unasked."""
     try:
         entry.switches()
         decision = entry.decide(request, hardware, facts)

@@ -26,21 +26,21 @@ class Memo:
     autocast: str | None = None  # the config's word for the dtype, while autocast is in force
     # The names of the context's parts, `autocast` and `grad_scaler`, that the user's code has used.
     asked: set[str] = field(default_factory=set)
-    outside: int = 0  # calls under the user's own autocast, not `ctx.autocast()`
-    scales: bool = False  # the plan scales losses
+    outside: int = 0  # number of calls under the user's own autocast, not `ctx.autocast()`
+    scales: bool = False  # True while the plan scales losses
     scaler: Any = None  # the plan's GradScaler, kept with the context
     compiled_call: Any = None  # the plan's CompiledCode
     graphed: Any = None  # Graphed: calls that a CUDA graph replays
     # By layer: fingerprints of the original weights, and the quantized weight or layer.
     quantized: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
-    # By convolution: whether other tensors shared the weight's memory when first applied.
+    # By convolution: whether views shared the weight's memory when the plan was first applied.
     followed: MutableMapping[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
     preexisting: weakref.WeakSet[Any] | None = None  # optimizers from before the plan
     # Facts of the optimizers that were created under the plan and made fused.
     met_later: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
 
     def let_go(self) -> None:
-        """Stop a compiling process; drop compiled code, recorded calls and quantized weights."""
+        """Stop a compiling child process; drop compiled code, CUDA graphs, quantized weights."""
         if self.compiled_call is not None:
             self.compiled_call.end()
         self.compiled_call = self.graphed = None
@@ -79,12 +79,12 @@ class Target:
 
     @property
     def only_in(self) -> int | None:
-        """Return this thread's id for a benchmark's plan, which acts only here; else None."""
+        """Return where the plan acts: this thread's id in a benchmark; None for all threads."""
         return None if self.search else threading.get_ident()
 
     @contextmanager
     def searched_once(self) -> Iterator[None]:
-        """Search for optimizers only once in the block, which must not create any."""
+        """Search for optimizers only once in the block, which must not create optimizers."""
         outer, self.remember = self.remember, True
         try:
             yield
@@ -93,14 +93,13 @@ class Target:
                 self.forget()
 
     def forget(self) -> None:
-        """Clear the remembered optimizers: the next call searches again."""
+        """Forget the found optimizers, so that `live_optimizers` searches again."""
         self.remember, self._found = False, None
 
     def live_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return living optimizers with a parameter of the model; only passed ones in a benchmark.
+        """Return living optimizers that hold model parameters; in a benchmark, passed optimizers.
 
-        Optimizers that were not passed are found by the garbage collector, in 60 ms for 450,000
-        objects.
+        The garbage collector finds optimizers that were not passed: 60 ms for 450,000 objects.
         """
         if self._found is not None:
             return list(self._found)

@@ -1,4 +1,4 @@
-"""Facts about a model and its optimizers, read once before planning."""
+"""Facts about a model and its optimizers, read for planning."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def is_convolution(module: torch.nn.Module) -> bool:
 
 
 def is_linear(module: torch.nn.Module) -> bool:
-    """Return whether this is an `nn.Linear`, except attention's output layer, never called."""
+    """Return whether this is an `nn.Linear`; False for MultiheadAttention's uncalled `out_proj`."""
     return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
 
 
@@ -56,7 +56,7 @@ def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool
 
 
 def attribute(module: torch.nn.Module, name: str) -> Any:
-    """Return a plain or class attribute, or None; `getattr` is slow if a module lacks the name."""
+    """Return a plain or class attribute, None if missing: faster than a module's `getattr`."""
     return vars(module).get(name, getattr(type(module), name, None))
 
 
@@ -77,7 +77,7 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
-    """Return each kind with its children of a list, dict or Sequential, if at least two."""
+    """Return the children of a list, dict or Sequential by kind; only kinds with two or more."""
     found: dict[Any, Group] = {}
     if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict):
         for child in module.children():
@@ -86,7 +86,7 @@ def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
 
 
 def _has_equals(group: Group) -> bool:
-    """Return whether two modules share tensor names and shapes; False for lists, plain layers."""
+    """Return whether two modules with submodules (no lists) have equal tensor names and shapes."""
     is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
     if is_list or not any(True for _ in group[0].children()):
         return False
@@ -180,7 +180,7 @@ class Facts:
     block_parameters: int = 0  # parameters in all blocks
     own_checkpointing: OwnCheckpointing = "none"
     training: bool = True  # True if some module is in training mode
-    frozen: bool = False  # True if no parameter requires gradients
+    frozen: bool = False  # True if there are parameters, and none requires gradients
     lazy: bool = False  # True if some parameter or buffer has no shape yet
     compiled: Compiled = "no"
     classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)  # modules per class
@@ -305,7 +305,7 @@ def _own_checkpointing(modules: Iterable[torch.nn.Module]) -> OwnCheckpointing:
 
 
 def processes_of(layered: Sequence[torch.nn.Module]) -> dict[str, Any]:
-    """Return processes, hosts and launcher as fields of the facts; empty without a group."""
+    """Return fields of the facts: processes, hosts, launcher. Empty without a process group."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

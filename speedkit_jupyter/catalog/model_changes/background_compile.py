@@ -1,9 +1,9 @@
 """Compile a model in a child process into a shared cache, while the model runs uncompiled.
 
-Dynamo traces the model once in this process. The child process compiles the graphs for inputs of
-the same shapes, and this process then loads the code from the cache. The model waits twice for a
-second or two, instead of waiting for the whole compilation. A mark in the cache says which graphs
-are in it, so no process compiles them again.
+Dynamo traces the model in this process. The child process compiles the graphs for inputs of the
+recorded shapes. Then this process traces again, and loads the code from the cache. The model waits
+a second or two for each trace, not for the whole compilation. A file in the cache's folder marks
+graphs without constants as compiled, so that no process compiles these graphs again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROGRAM = f"from {__name__} import compile_all; compile_all()"
 
 
 class SubprocessCompiler:
-    """The graphs of a model, and the child process that compiles them with the same `options`."""
+    """A model's graphs, and a child process that passes them and `options` to torch.compile."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options, self._graphs = dict(options), list[Any]()
@@ -40,7 +40,7 @@ class SubprocessCompiler:
         self.why_not = ""
 
     def trace(self, graph: Any, inputs: Any) -> Callable[..., Any]:
-        """Record a graph and its input shapes; return the graph's `forward`, uncompiled."""
+        """Record a graph and its input shapes, or set `why_not`; return the graph's `forward`."""
         try:
             recorded = copy.deepcopy(graph)
             recorded.meta.clear()
@@ -85,15 +85,15 @@ class SubprocessCompiler:
         weakref.finalize(self, self._process.kill)
 
     def _mark_in(self, folder: str | None) -> Path:
-        """Return the file that marks the graphs as compiled; `Path()` if nothing can mark them."""
+        """Return the file that marks the graphs as compiled; `Path()` if they can't be marked."""
         codes = [(str(graph.graph), *rest) for graph, *rest in self._graphs]
-        if folder is None or "get_attr" in str(codes):  # constants may differ in their values
+        if folder is None or "get_attr" in str(codes):  # the code omits the constants' values
             return Path()
         words = repr((codes, sorted(self._options.items()), torch.get_num_threads()))
         return Path(folder, f"speedkit-{hashlib.sha256(words.encode()).hexdigest()[:32]}")
 
     def is_done(self) -> bool:
-        """Return whether the process is done or not needed; mark the graphs or set `why_not`."""
+        """Return whether the process ended or is not needed; mark the graphs or set `why_not`."""
         code = None if self._process is None else self._process.poll()
         if code == 0 and self._mark != Path():
             with suppress(OSError):

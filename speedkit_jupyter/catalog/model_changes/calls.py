@@ -26,10 +26,10 @@ HOOKS = (*FORWARD_HOOKS, *BACKWARD_HOOKS)
 
 
 class Call:
-    """One layer around the calls of `module`, by a weak reference.
+    """One layer around the calls of `module`, with a weak reference to the module.
 
     `inner` is the layer inside; None for the module's own call. `only_in` is the id of the only
-    thread in which the layer acts; None for all threads. `notes` are the plan's, for the report.
+    thread in which the layer acts; None for all threads. `notes` has the plan's notes for reports.
     """
 
     compiles: ClassVar[bool] = False
@@ -65,14 +65,14 @@ class Call:
 
 
 class Calls(Property):
-    """The layers around the calls of a module; of equal `order`, the last plan's are outermost."""
+    """The layers around a module's calls; with equal `order`, the last plan's layer is outside."""
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
         return thing.__dict__.get(COMPILED_CALL, MISSING)
 
     def holds(self, thing: torch.nn.Module, override: Call) -> bool:
         now, layers = thing.__dict__.get(COMPILED_CALL, MISSING), self.every().get(thing)
-        if now is None:  # the only layer wrote None to be skipped
+        if now is None:  # `extras.auto`'s layer wrote None, so that calls skip the layer
             return layers is not None
         ours = () if layers is None else layers.overrides.values()
         return any(now is one for one in (override, *ours))

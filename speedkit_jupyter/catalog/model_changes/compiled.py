@@ -22,7 +22,7 @@ from speedkit_jupyter.torchglue.inductor import forget_builds
 from speedkit_jupyter.torchglue.modules import plain_call
 from speedkit_jupyter.torchglue.private import current_node, is_transforming, tree_leaves
 
-# Limit of graphs per module: torch's default per function, and one function serves all modules.
+# Limit of graphs per module. torch's limit is per function, and all modules share one function.
 GRAPHS, NUMBERS = 8, itertools.count()
 # Name of the autograd node of a gradient that compiled code computed and can't differentiate.
 SECOND = "CompiledFunctionBackwardBackward"
@@ -80,8 +80,8 @@ class CompiledCode:
             return self._run_plainly(error, call, args, kwargs)
 
     def _check_background(self, other: SubprocessCompiler, module: torch.nn.Module) -> None:
-        """Start the child process at the first module's second call; then load the code."""
-        if current_node() is not None:  # checkpoints recompute as in the forward pass
+        """Start the child process at the first module's second call; compile here once it ends."""
+        if current_node() is not None:  # a recomputation must run as its forward pass did
             return
         if not self._first:
             self._notes[self._entry], self._first = WAITING, id(module)
@@ -95,7 +95,7 @@ class CompiledCode:
 
     @property
     def background(self) -> SubprocessCompiler | None:
-        """Return the compiler in a child process; None without one, or when its work is over."""
+        """Return the compiler in a child process; None if there is none, or its work is over."""
         return self._background
 
     def end(self) -> None:
@@ -104,7 +104,7 @@ class CompiledCode:
             self._background.end()
 
     def _check(self, result: Any, graphs: int | None) -> None:
-        """Record the compiled functions. Raises RuntimeError if results need second derivatives."""
+        """Set `forwards`; note if nothing compiled. Raises RuntimeError for double backward."""
         if any(node.name() == SECOND for node in graph_of(tree_leaves(result))):
             raise RuntimeError("compiled code has no double backward, and the model needs it")
         parts = (part for module in self.modules for part in module.modules())

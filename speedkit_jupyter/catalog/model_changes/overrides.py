@@ -79,7 +79,7 @@ class Property(ABC):
 
 
 class Layers:
-    """The `original` and the overrides of an object, the active one last. Holds no object."""
+    """An object's `original` and overrides, the active override last. Does not hold the object."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -131,7 +131,7 @@ class PropertyOverride:
         if layers is None or self not in layers.overrides:
             return  # a later plan has already adopted the user's change
         top = layers.top
-        is_held = owner.holds(thing, top)  # asked while all layers are known
+        is_held = owner.holds(thing, top)  # `holds` may read `layers.overrides`
         del layers.overrides[self]
         if not layers.overrides:
             every.pop(thing, None)
@@ -155,7 +155,7 @@ FORWARD: Slot = ("", "forward")
 
 
 class StandIn(NamedTuple):
-    """A replacement (for a method, a plain function), and the word by which reports count it."""
+    """A replacement (for a method, a plain function), and the word under which reports count it."""
 
     value: Any
     word: str
@@ -250,7 +250,7 @@ def _cast_own(module: torch.nn.Module, function: Any, *args: Any, **kwargs: Any)
     return getattr(type(module), CAST)(module, function, *args, **kwargs)
 
 
-# Methods for the user's parameters in a module with replacements.
+# Methods that save, load, cast and move the user's parameters while they are replaced.
 OWN = {"state_dict": _own_state_dict, LOAD: _load_own, CAST: _cast_own}
 
 

@@ -41,7 +41,7 @@ def channels_last_stride(tensor: torch.Tensor) -> Stride:
 
 
 def is_channels_last(convolution: torch.nn.Module) -> bool:
-    """Return whether the weight's strides are exactly channels-last, also of 1 × 1 kernels."""
+    """Return whether the weight's strides equal channels-last strides, even for 1 × 1 kernels."""
     weight = weight_of(convolution)
     return weight.stride() == channels_last_stride(weight)
 
@@ -163,7 +163,7 @@ Values = Mapping[str, Any]
 
 
 class OptimizerSettings(NamedTuple):
-    """An optimizer's `fused` and `foreach`; groups by the `id()` of their first parameter."""
+    """An optimizer's `fused`, `foreach` and attributes; groups by id of their first parameter."""
 
     defaults: Values
     groups: dict[int, Values]
@@ -175,7 +175,7 @@ class OptimizerSettings(NamedTuple):
 
 
 class Fused(Property):
-    """`fused=True` in an optimizer's defaults and groups, and each `step` as fused kernels need."""
+    """`fused=True` in an optimizer's defaults and groups, float32 `step` on parameters' devices."""
 
     def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> OptimizerSettings:
         groups = {_key(g): _settings(g) for g in thing.param_groups if g["params"]}
@@ -216,7 +216,7 @@ FUSED = Fused()
 
 
 def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the `state_dict()` with settings and `step` as without plans; the rest is shared."""
+    """Return a `state_dict()` with settings and `step` as without plans; share other tensors."""
     original = FUSED.original(optimizer)
     if original is MISSING:
         return state

@@ -21,7 +21,7 @@ from speedkit_jupyter.support.units import ratio, seconds, share
 EXACT = "none: the results are the same"
 # The largest share of a step that a remedy is expected to remove: some Python always remains.
 MOST_REMOVED = 0.995
-# Opportunities whose `high` gain is smaller are left out, except for the rules in ALWAYS:
+# Opportunities whose `high` gain is below this are left out, except for the rules in ALWAYS:
 # comparisons of a few seconds can't prove such gains.
 LEAST_GAIN = 1.05
 HOW = (
@@ -150,7 +150,7 @@ class Advice(Shown):
 def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportunity]:
     """Return opportunities by gain, without small gains unless the rule is in `always`.
 
-    An opportunity is also left out if earlier ones, left out or not, cover all of its lines.
+    An opportunity is also left out if earlier opportunities (left out or not) cover all its lines.
     """
     known, kept = set[Spot](), list[Opportunity]()
     for one in found:

@@ -45,7 +45,7 @@ class Advisor:
         return self._advice
 
     def run(self) -> Generator[Progress, None, None]:
-        """Profile the step, then apply the rules while it is isolated; yield after every call."""
+        """Profile the step, apply the rules, put state back; yield between turns of calls."""
         with self._profiler.guarded() as guard:
             step = yield from self._profiler.measured(guard, self._trial_s)
             yield Progress(1.0, "one more call, observed")
@@ -114,7 +114,7 @@ class Advised:
     def benchmark(self, wanted: str, budget_s: float | None, command: str) -> Benchmark:
         """Return the benchmark of one opportunity, given by number or rule.
 
-        Raises StepError if it is unknown, or if its remedy must be written by hand.
+        Raises StepError if the opportunity is unknown, or its remedy must be written by hand.
         """
         numbered = [(str(number), one) for number, one in enumerate(self.opportunities, 1)]
         named = {one.rule: one for one in reversed(self.opportunities)}
@@ -144,7 +144,7 @@ def advise(
     loader: DataLoader[Any] | None = None,
     budget_s: float | None = None,
 ) -> Advice:
-    """Return opportunities to make `step()` faster, and put back everything that it changes.
+    """Return opportunities to make `step()` faster, and undo the changes that the calls made.
 
     The step is profiled as by `profile`, one more call is observed, and each rule is checked.
 
@@ -161,7 +161,7 @@ def advise(
         the code to write, and the risk of the change.
 
     Raises:
-        StepError: the step can't be measured, or an argument is invalid.
+        StepError, ArgumentError: the step can't be measured, or an argument is invalid.
 
     Example::
 

@@ -53,7 +53,7 @@ class ObservedModelCall:
         return tensors_in((self.args, self.kwargs))
 
     def with_rows(self, times: int) -> ObservedModelCall:
-        """Return the call with `times` times the rows; if one is a vector, each tensor is a row."""
+        """Return a call with `times` times the rows; a tensor below 2-D makes the call one row."""
         is_row = any(one.dim() < 2 for one in self.inputs)
 
         def grown(leaf: Any) -> Any:
@@ -68,7 +68,7 @@ class ObservedModelCall:
 
 @dataclass
 class LoaderTimes:
-    """Seconds of waiting for a DataLoader: `next_s` by batch, `waited_s` in all, with starts."""
+    """Seconds of waiting for a DataLoader: `next_s` by batch, `waited_s` with starts of loops."""
 
     loader: DataLoader[Any]
     loops: int = 0
@@ -150,8 +150,8 @@ def observed(
     """Run the call and return observations; `parameters` belong to the step's models."""
 
     def gradients() -> dict[int, tuple[int, int] | None]:
-        """Return by parameter id a gradient's mark, changed by writes; None without gradient."""
-        # A step may, by mistake, replace a parameter by the result of an operation: no leaf.
+        """Return each gradient's id and version by parameter id; None for a missing gradient."""
+        # A step may, by mistake, replace a parameter by an operation's result, which is no leaf.
         given = ((id(one), one.grad) for one in parameters if one.is_leaf)
         return {one: None if grad is None else (id(grad), version(grad)) for one, grad in given}
 
@@ -258,7 +258,7 @@ class Situation:
     """The objects and measurements that a rule examines.
 
     `cores` are usable CPU cores, `names` expressions by id of modules and loaders. `settle` puts
-    the step's state back. `ratio` takes about `trial_s` seconds. `found` is by earlier rules.
+    the step's state back. `ratio` takes about `trial_s` seconds. Earlier rules filled `found`.
     """
 
     profile: Profile
@@ -276,7 +276,7 @@ class Situation:
         self.on_cpu = self.device.type == "cpu"
         # Only modules with parameters: no losses or activations.
         self.calls = [one for one in self.observed.calls if [*one.module.parameters()]]
-        self.held = self.subject.held | self.observed.held  # also by new optimizers of the step
+        self.held = self.subject.held | self.observed.held  # also by optimizers made in the step
 
     def share(self, *parts: Part) -> float:
         return sum(self.profile.share(part) for part in parts)
@@ -305,7 +305,7 @@ class Situation:
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float:
         """Return the time of the first call ÷ the time of the second, both without gradients.
 
-        Medians of up to five pairs in `trial_s` after the first; 0 if that fails. `settle` follows.
+        Medians of up to five pairs in `trial_s`, after a first pair; 0 if it fails. Calls `settle`.
         """
         pairs, begun_s = list[list[float]](), clock.now()
         with suppress(Exception), torch.no_grad():  # the model may refuse other numbers of rows

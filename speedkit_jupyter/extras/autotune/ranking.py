@@ -1,4 +1,4 @@
-"""Inductor's searches for kernels of matrix products; a ranking that predicts the fastest."""
+"""Inductor's searches for kernels of matrix products; a ranking that predicts fast kernels."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ COUNT = re.compile(r"_\d+$")
 NEAR = 0.02
 # Largest number of kernels that a prediction leaves to time.
 MOST_KERNELS = 3
-# Assumed time of a kernel without a timing, as one that can't run: a multiple of the fastest.
+# Assumed time of a kernel without a timing (it may have failed), as a multiple of the fastest time.
 FAILED = 20.0
-# n searches give a confidence of n ÷ (n + 1) at most: fewer hardly reach 95 %.
+# n searches give a confidence of n ÷ (n + 1) at most: fewer searches give 95 % at most.
 LEAST_SEARCHES = 20
 # Sizes may be smaller or larger than the recorded sizes by up to this factor.
 BEYOND = 1.5
@@ -112,7 +112,7 @@ def label(choice: Any) -> str:
 
 
 def problem_of(choices: Sequence[Any]) -> Problem | None:
-    """Return the kernels' matrix product; None if shapes vary, or without a library's kernel."""
+    """Return the kernels' matrix product; None if shapes are dynamic or no kernel is in LIBRARY."""
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
         return None
@@ -185,7 +185,7 @@ class Ranking:
         )
 
     def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[tuple[list[str], float]]:
-        """Yield the best 1, 2 … MOST_KERNELS kernels, not all, and the share of agreeing trees."""
+        """Yield the 1 to MOST_KERNELS best kernels (not all), and the share of agreeing trees."""
         rows = np.array([self._features(problem, label) for label in labels])
         each = np.array([tree.predict(rows) for tree in self._forest.estimators_])
         order, right = each.mean(0).argsort(), each.min(1) + math.log1p(NEAR)
@@ -206,7 +206,7 @@ class Ranking:
         kinds = [
             getattr(torch, sides[0].dtype).itemsize,
             *(problem.op == op for op in ("mm", "addmm", "bmm", "baddbmm")),
-            "BLOCK_M" not in given,  # a library's, or in C++
+            "BLOCK_M" not in given,  # a library's kernel, or a C++ kernel
             *(_kind(label) == kind for kind in self._kinds),
         ]
         steps = k / max(given.get("BLOCK_K", k), 1)
@@ -215,7 +215,7 @@ class Ranking:
 
 
 def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
-    """Return the cross-validated calibration. Raises SpeedKitError for too few searches."""
+    """Return the cross-validated calibration. SpeedKitError for few searches or without sklearn."""
     if len(searches) < LEAST_SEARCHES:
         raise SpeedKitError(
             f"{len(searches)} whole searches are recorded, but training needs {LEAST_SEARCHES}: "

@@ -48,7 +48,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Model:
-    """A device's searches with one version of torch and Triton; the ranking's calibration."""
+    """A device's searches with one version of torch and Triton; the calibration if trained."""
 
     name: str
     versions: str
@@ -85,7 +85,7 @@ def trained(model: Model) -> ranking.Calibration:
 class Tuner:
     """Record, replay or predict this process's searches; after an error (`problem`) do nothing.
 
-    Without a least `confidence` nothing is predicted; below it all kernels are timed if `fallback`.
+    If `confidence` is None, nothing is predicted. Below `confidence`, `fallback` times all kernels.
     """
 
     def __init__(self, confidence: float | None = None, fallback: bool = True) -> None:
@@ -141,7 +141,7 @@ class Tuner:
         return [by_label[name] for name in labels] or choices
 
     def _predicted(self, problem: ranking.Problem, labels: Sequence[str]) -> Sequence[str]:
-        """Return the fewest kernels that reach the confidence; () to time all; count the case."""
+        """Return the fewest kernels that reach the confidence, or () to time all; update counts."""
         found, first, confidence = self._ranking(problem), list[str](), 0.0
         least = self.confidence or 0.0
         if found is not None and found[0].knows(problem, labels):
@@ -217,11 +217,11 @@ def record() -> Counted:
 
 @contextmanager
 def predictions(confidence: float = 0.95, fallback: bool = True) -> Iterator[Counted]:
-    """Time only the kernels that are likely fastest in the block; replay recorded products.
+    """In the block, time only the likely fastest kernels, and replay recorded products.
 
     Args:
         confidence: Least share of right predictions, 0 to 1.
-        fallback: Time all kernels below the confidence; otherwise the first MOST_KERNELS.
+        fallback: If True, time all kernels below the confidence; if False, MOST_KERNELS at most.
 
     Yields:
         The counts, which the block's searches update.

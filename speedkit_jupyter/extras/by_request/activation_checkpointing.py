@@ -62,7 +62,7 @@ class ActivationCheckpointing(Optimization):
         return replace(facts, recomputed=decision.active)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        dynamo_config()  # imports it now; in the first step that would take a second
+        dynamo_config()  # imports Dynamo; in the first step this would take a second
         blocks = _plain_blocks(target.model) if decision.value else []
         return [Recomputed(block, target.notes, target.only_in) for block in blocks]
 
@@ -91,7 +91,7 @@ def _plain_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 class Recomputed(Call):
     """The calls of one block, whose activations `torch.utils.checkpoint` recomputes.
 
-    Calls run as usual without gradients, with forward hooks, or if an argument could change.
+    Nothing is recomputed without gradients, under forward hooks, or if an argument may change.
     """
 
     recomputes = True
@@ -106,7 +106,7 @@ class Recomputed(Call):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         before = [version(tensor) for tensor in tensors]
         again = _repeatable(self.module, lambda: self.below(*args, **kwargs))
-        # checkpoint() repeats random numbers on the devices of tensor arguments.
+        # checkpoint() repeats random numbers on the CPU and on the tensor arguments' devices.
         result = checkpoint(again, *tensors, use_reentrant=False)
         if before != [version(tensor) for tensor in tensors]:
             raise SpeedKitError(WRITES.format(type(self.module).__name__))

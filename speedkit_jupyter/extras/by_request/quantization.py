@@ -75,7 +75,7 @@ class Quantization(Optimization):
         return missing or lacks(hardware, self.library, OLDEST if value in self.early else SINCE)
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Return why the device lacks the units that `value` needs; empty if it has them."""
+        """Return why the device lacks the units that `value` needs; empty if no unit is missing."""
         gpu = hardware.accelerator(facts.device)
         has = f"this is {facts.device if gpu is None else gpu.name}"
         if gpu is not None and gpu.is_nvidia and gpu.capability is not None and gpu.tensor_cores:
@@ -145,7 +145,7 @@ class Quantization(Optimization):
         return [layer for layer in fit if _is_plain(layer, stepped)]
 
     def _made(self, value: Any, target: Target, layer: torch.nn.Linear) -> Any:
-        """Return the earlier replacement if the weights are unchanged, else a new one."""
+        """Return the earlier replacement if the weights are unchanged, else a new replacement."""
         weights = [own_weight(layer)]
         before, known = target.memo.quantized.get(layer, (None, None))
         if before == marks(weights):
@@ -179,7 +179,7 @@ def torchao(module: str = "quantization") -> Any:
 
 
 def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
-    """Return the reason why the installed `library` can't be used; empty if it can."""
+    """Return why `library` can't be used: missing or too old; empty if the library fits."""
     installed = hardware.libraries.get(library)
     if installed is None:
         return f"needs {library}: pip install {library}"

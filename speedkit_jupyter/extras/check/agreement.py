@@ -21,7 +21,7 @@ from speedkit_jupyter.right.reference import in_float64, rounded, unit
 # explains; the error of a single element varies more than the norm of a row.
 WORST = {"row": 4.0, "column": 4.0, "element": 8.0}
 # A gradient is compared relative to at least this share of the root mean square of all gradients: a
-# smaller one may be a rounded zero, such as a key's gradient in attention to this key alone.
+# smaller gradient may be a rounded zero, such as a key's gradient in attention to a single key.
 SMALL = 1e-2
 
 
@@ -41,7 +41,7 @@ class TensorDifference(NamedTuple):
 class RoundingLimits:
     """The limits of each tensor at one size: the largest deviations of the reference from float64.
 
-    Control runs with rounding count, too. `side` is the reference, `values` another call's results.
+    Control runs with rounding count, too. `side` is the reference; `values` are typical results.
     """
 
     def __init__(self, side: Side, precision: str, values: Values) -> None:
@@ -68,7 +68,7 @@ class RoundingLimits:
     def _run(
         self, own: CallResult, drawn: CallInputs, *around: Callable[[], AbstractContextManager[Any]]
     ) -> CallResult | None:
-        """Return the reference's result in these contexts; None if it fails or shapes differ."""
+        """Return the reference's result in these contexts; None on errors or other shapes."""
         with suppress(Exception):
             _, (found,) = self._side.calls([drawn], *around)
             first, second = ({n: t.shape for n, t in one.values.items()} for one in (found, own))
@@ -136,7 +136,7 @@ def _is_floating(one: torch.Tensor | None) -> bool:
 def _worst_parts(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, typical: float
 ) -> list[float]:
-    """Return the worst row's, column's and element's distance ÷ its size (at least `typical`)."""
+    """Return the worst row's, column's and element's distance ÷ norm, of at least `typical` RMS."""
     if tensor is None or reference is None or not reference.numel():
         return [0.0] * 3
     off, size = (tensor - reference).abs(), reference.abs()

@@ -73,7 +73,7 @@ def check(
     seconds = arguments.seconds("budget_s", budget_s) or CHECK_BUDGET_S
     arguments.flag("gradients", gradients)
     with ExitStack() as stack:
-        if guard.in_progress() is None:  # inside a measurement, the outer one restores everything
+        if guard.in_progress() is None:  # inside a measurement, its guard restores everything
             every = Step(lambda context: None, (), others=[candidate, reference, inputs])
             stack.enter_context(every.guarded())
         stack.enter_context(generators_kept())
@@ -110,7 +110,7 @@ def _callable(label: str, value: Any) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """Run the file of `file.py:name`; return the object (of a class, an instance), or `value`."""
+    """For `file.py:name`, run the file and return the object or Module instance; else `value`."""
     if not (isinstance(value, str) and ".py:" in value):
         return value
     path, _, name = value.rpartition(":")

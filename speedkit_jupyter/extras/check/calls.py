@@ -85,7 +85,7 @@ class Side:
         self, drawn: Sequence[CallInputs], *around: Callable[[], AbstractContextManager[Any]]
     ) -> tuple[float, list[CallResult]]:
         """Return the total seconds of calls on copies of these inputs, and the copied results."""
-        if self._is_watched and not self._watch:  # the reference has loaded its modules
+        if self._is_watched and not self._watch:  # by now the reference has loaded modules
             self._watch = PatchWatch()
         given = [one.copied(gradients=self._gradients) for one in drawn]
         self._set(drawn[0].weights)

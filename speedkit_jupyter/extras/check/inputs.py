@@ -39,7 +39,7 @@ def places(value: Any, name: str = "output") -> dict[str, Any]:
 
 
 def form(value: Any) -> str:
-    """Return a value's class, dtype, shape and device, or text, with UNKNOWN if incomparable."""
+    """Return a value's text, or class, dtype, shape and device; with UNKNOWN if incomparable."""
     kind = type(value)
     if _is_dense(value):
         dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
@@ -162,7 +162,7 @@ class InputSource:
     def draw(self, size: Any, outputs: Values | None = None, expanded: bool = False) -> CallInputs:
         """Seed torch; return new inputs, and random incoming gradients of `outputs`.
 
-        `expanded` gradients have a stride of 0. Raises ArgumentError if inputs are not dense.
+        `expanded` gradients have a stride of 0. Raises ArgumentError if an input is not dense.
         """
         seed_torch(self._random.getrandbits(60))
         value = self._source(size) if self.takes_size else self._source()
@@ -185,7 +185,7 @@ class InputSource:
         return drawn
 
     def repeating(self, size: Any) -> list[str]:
-        """Return the names of inputs that repeat the numbers of an earlier call."""
+        """Return the names of inputs that repeat earlier numbers in over REPEATS of the calls."""
         seen = self._seen.get(repr(size)) or {"all of them": [0, 0]}
         return [n for n, found in seen.items() if len(found) - len({*found}) > REPEATS * len(found)]
 

@@ -41,7 +41,7 @@ class SizeCheck:
     name: str
     size: Any
     skipped: str = ""  # the reason for skipping the size
-    unchecked: str = ""  # the reason for not comparing it
+    unchecked: str = ""  # the reason for not comparing results
     no_speed: str = ""  # the reason for a missing speed-up
     faults: list[str] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)

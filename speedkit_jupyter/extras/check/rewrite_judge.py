@@ -21,7 +21,7 @@ from speedkit_jupyter.support.units import seconds
 
 # Largest number of calls per size that are compared with float64, each on new inputs.
 COMPARED_CALLS = 3
-# Expected time of a size's comparisons, in reference calls; a size is skipped if less is left.
+# Expected time of a size's comparisons, in reference calls; with less time left, sizes are skipped.
 LIMIT_IN_CALLS = 30
 # Limits of calls and bytes in a block, because each call has its own inputs and results in memory;
 # and of rounds: a ratio from 200 rounds is precise to a few percent.
@@ -53,7 +53,7 @@ class RewriteJudge:
         self._source, self._budget = source, Budget(budget_s)
 
     def run(self, sizes: Mapping[str, Any]) -> list[SizeCheck]:
-        """Check sizes in order until one is wrong. Raises errors of the reference's first calls."""
+        """Check sizes up to the first wrong size. Raises errors of the reference's first calls."""
         found: list[SizeCheck] = []
         for number, (name, size) in enumerate(sizes.items()):
             one = SizeCheck(name, size)
@@ -98,7 +98,7 @@ class RewriteJudge:
             return None
 
     def _begin(self, one: SizeCheck) -> FirstCall | None:
-        """Return the reference's first call; None if incomparable. Raises StepError if unsteady."""
+        """Return the reference's first call, None if incomparable. StepError if repeats differ."""
         drawn = self._source.draw(one.size)
         _, (result,) = self._reference.calls([drawn])
         forms = result.forms.items()
@@ -118,7 +118,7 @@ class RewriteJudge:
         return FirstCall(drawn, result, outputs, limits, call_s)
 
     def _compare(self, one: SizeCheck, first: FirstCall, budget: Budget) -> None:
-        """Compare COMPARED_CALLS calls with float64, or fewer within half of the budget."""
+        """Compare COMPARED_CALLS calls with float64; stop after half of the budget, or a fault."""
         worst: dict[str, Agreement] = {}
         for number in range(COMPARED_CALLS):
             drawn = self._source.draw(one.size, first.outputs, expanded=number % 2 == 0)

@@ -17,7 +17,7 @@ SAME_SIZE = (
     "(`bucketed`: each compiles once), or compile all at once with `dynamic=True`: slower code"
 )
 # Patterns of torch's reasons, each with its meaning (filled with the pattern's groups) and the
-# remedy. The first match counts; without one, torch's own line and hint are shown.
+# remedy. The first match counts; without a match, torch's own line and hint are shown.
 REASONS = (
     (rf"Tensor\.(item|tolist|numpy)\(\)|{READ_A_NUMBER}",
      "`.item()` or the like reads a tensor's value into Python",
@@ -36,7 +36,7 @@ REASONS = (
     (r"^(.+?) == [-\d.e']+", "the Python value {0} changed",
      "pass it as a tensor, as `torch.tensor(value)`"),
 )  # fmt: skip
-# Failures of graphs for another mode or dtype; graphs with other failures fit the call better.
+# Guards of graphs for another mode or dtype; other failed guards explain a recompile better.
 CHECKED_FIRST = re.compile(r"GLOBAL_STATE|\.training ==|dtype mismatch|requires_grad")
 # Expected recompiles: training and evaluation need a graph each, and so do gradients on and off.
 EXPECTED = re.compile(r"GLOBAL_STATE changed: grad_mode|\.training == |\btraining\b.* mismatch")
@@ -44,7 +44,7 @@ EXPECTED = re.compile(r"GLOBAL_STATE changed: grad_mode|\.training == |\btrainin
 USER_LINE = re.compile(r'File "(.+?)", line (\d+), in')
 # torch 2.9 has a comment instead, with the end of the file's name and the line's number.
 END_OF_FILE = re.compile(r"# ([^#]+?):(\d+) in ")
-# Most findings kept, the latest; torch's limit ends repeated recompilation of a function.
+# Number of latest findings to keep. Each function has few, because torch limits its recompiles.
 MOST_FINDINGS = 1000
 
 
@@ -70,7 +70,7 @@ class CompileRecord:
         self._breaks = 0
         self._caller: Spot | None = None
         self._is_measured = False
-        self.end: Callable[[], None] = lambda: None  # stops recording
+        self.end: Callable[[], None] = lambda: None  # stops noting callers
 
     def listen(self) -> None:
         """Note the caller of each compilation from now on; repeat this after torch's reset."""
@@ -78,7 +78,7 @@ class CompileRecord:
         self.end = dynamo.on_compiling(self._start, lambda _: None)
 
     def news(self) -> list[Finding]:
-        """Collect, and return findings since the last call: none twice, none of measurements."""
+        """Collect records; return new findings since the last call, none from measurements."""
         self.collect()
         news, self._news = list(dict.fromkeys(self._news)), []
         return news
@@ -107,7 +107,7 @@ class CompileRecord:
         words = ("recompile_reason", "fail_reason")
         reason, failure = (str(_of(record, word, "")) for word in words)
         begins = _place(record, "") or self._caller
-        earlier = re.search(r"/(\d+)", str(_of(record, "compile_id", "")))  # earlier graphs
+        earlier = re.search(r"/(\d+)", str(_of(record, "compile_id", "")))  # earlier graphs' count
         if reason and earlier:
             reason = cause(dynamo.guard_failures(reason, int(earlier[1])))
         spot = _place(record, reason) or begins
@@ -143,7 +143,7 @@ def _of(record: Any, name: str, otherwise: Any) -> Any:
 
 
 def _place(record: Any, reason: str) -> Spot | None:
-    """Return the reason's last line of user code, else the function's first; None for libraries."""
+    """Return the reason's last line of user code, else the function's first line, else None."""
     lines = [Spot(file, int(number)) for file, number in USER_LINE.findall(reason)]
     begins = Spot(_of(record, "co_filename", ""), _of(record, "co_firstlineno", 0))
     ends = [(begins.file.endswith(end), int(number)) for end, number in END_OF_FILE.findall(reason)]

@@ -50,7 +50,7 @@ def watch(shell: Any) -> None:
     """Show new problems of torch.compile now, and after each cell of a shell until unloading."""
 
     def before_cell(info: Any = None) -> None:
-        # Such a cell loads Dynamo anyway; loaded now, its first compilation is noted.
+        # The cell would load Dynamo: load it now, so that the first compilation is noted.
         if COMPILES.search(str(getattr(info, "raw_cell", ""))):
             dynamo.dynamo_config()
         if dynamo.is_dynamo_loaded():

@@ -40,7 +40,7 @@ RANGE = (8, 4096)
 LONGEST_SHARE = 0.2
 # Most rounds: the interval is then a few percent wide.
 ENOUGH_ROUNDS = 25
-# The share of free memory and the step's state that a size may need; the rest is a reserve.
+# A size may need this share of free memory plus the step's state; the rest is a reserve.
 USABLE_MEMORY = 0.9
 # Messages of torch's CPU allocator (c10/core/impl/alloc_cpu.cpp), cuDNN and cuBLAS.
 OUT_OF_MEMORY = re.compile(
@@ -165,7 +165,7 @@ class BatchSweep:
             self._batch[:] = self._own
 
     def _upwards(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
-        """Try each size once, the smallest first, and measure memory and a first time."""
+        """Try sizes from the smallest up; measure peak memory and time two calls of each size."""
         found = self._found
         held = memory.size(memory.state_tensors(self.step.models, self.step.optimizers))
         free = free_bytes(self._device)
@@ -190,7 +190,7 @@ class BatchSweep:
         return TOO_LONG if takes_s and is_long else ""
 
     def _needed_bytes(self, number: int) -> float:
-        """Return the extrapolated peak bytes plus the batch's; 0 before two sizes are known."""
+        """Return extrapolated peak bytes plus the batch's bytes; 0 before two sizes are known."""
         known = [(one.number, one.peak_bytes) for one in self._found.measured if one.peak_bytes]
         if len(known) < 2:
             return 0.0
@@ -200,7 +200,7 @@ class BatchSweep:
         return last_bytes + each * (number - last) + number * sample / self._found.now
 
     def _first(self, size: Size, state: Snapshot) -> str:
-        """Measure memory and a first time; return OUT if memory runs out, else an empty text."""
+        """Measure memory, time two calls; return OUT if memory runs out, else an empty text."""
         try:
             with self._of(size.number):
                 self._call()  # creates optimizer state
@@ -246,7 +246,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the allocatable bytes, on a GPU with torch's cached bytes; None if unknown."""
+    """Return free bytes, on an accelerator with torch's unused cache; None if unknown."""
     if device.type == "cpu":
         return int(host_memory().available)
     return devices.named(device.type).free_bytes(device)

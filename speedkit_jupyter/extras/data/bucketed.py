@@ -17,7 +17,7 @@ from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
 # Default padding values of fields that don't get a token's number. Masks get 0, too.
 OF_FIELDS = {
-    **dict.fromkeys(("labels", "label_ids", "targets"), -100),  # cross-entropy ignores it
+    **dict.fromkeys(("labels", "label_ids", "targets"), -100),  # cross-entropy ignores -100
     **dict.fromkeys(("token_type_ids", "position_ids"), 0),  # indices into small tables
 }
 
@@ -30,15 +30,15 @@ def bucketed(
     """Return a `collate_fn` that pads batches on the right, up to the next of a few lengths.
 
     The samples and their order stay as they are. Every tensor whose second dimension is as long as
-    the batch grows; the batch is as long as its first integer tensor with two dimensions. Longer
+    the batch grows; the batch is as long as its first 2-D tensor of integers or booleans. Longer
     batches than the last length stay as they are.
 
     Args:
         collate_fn: the loader's own function, which pads samples to one length.
         lengths: the lengths of batches; each is compiled once.
         pad_value: the value for new places, as a tokenizer's `pad_token_id`, or a value by field
-            (others get 0). Unless they are named here, fields named `labels` or `targets` get
-            -100, which cross-entropy ignores; masks, `token_type_ids` and `position_ids` get 0.
+            (others get 0). Unless named here, `labels`, `label_ids` and `targets` get -100, which
+            cross-entropy ignores; masks, `token_type_ids` and `position_ids` get 0.
 
     Raises:
         StepError: a length is not a whole number above 0, or a value is not a whole number.
@@ -91,7 +91,7 @@ def length_of(batch: Any) -> int | None:
 
 
 def keeps_loss(model: torch.nn.Module, batch: Mapping[str, Any], lengths: Sequence[int]) -> bool:
-    """Return whether padding keeps the `loss` in eval mode to 0.1 %; False without a loss."""
+    """Return whether padding changes the eval `loss` by at most 0.1 %; False without a loss."""
     modes = {part: part.training for part in model.modules()}
     try:
         model.eval()

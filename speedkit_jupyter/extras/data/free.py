@@ -60,7 +60,7 @@ def _used_bytes() -> Iterator[tuple[str, int]]:
 
 
 def variables_table(names: Mapping[str, Any]) -> Table:
-    """Return the 8 largest variables of 1 MiB or with graphs, which keep uncounted tensors."""
+    """Return a table of the 8 largest variables with 1 MiB or more, or with graphs."""
     held = [(name, *_held_by(value)) for name, value in public(names)]
     held = [row for row in held if row[1] >= 2**20 or row[2]]  # at least 1 MiB, or a graph
     rows = []
@@ -73,7 +73,7 @@ def variables_table(names: Mapping[str, Any]) -> Table:
 def _held_by(value: Any) -> tuple[int, int]:
     """Return the bytes of a variable's tensors, and the number of its tensors with a graph."""
     tensors = list[torch.Tensor]()
-    with suppress(ReferenceError):  # a dead proxy
+    with suppress(ReferenceError):  # a weak proxy of a deleted object
         tensors += tensors_in(value)
         models = [value] if isinstance(value, torch.nn.Module) else []
         optimizers = [value] if isinstance(value, torch.optim.Optimizer) else []
@@ -82,7 +82,7 @@ def _held_by(value: Any) -> tuple[int, int]:
 
 
 def forget_error(shell: Any) -> str:
-    """Remove the last error from Python and the shell; return a description (or empty)."""
+    """Remove the last error from Python and the shell; return a description, empty if none."""
     kept = [name for name in IN_SYS if hasattr(sys, name)]
     for name in kept:
         delattr(sys, name)
@@ -92,7 +92,7 @@ def forget_error(shell: Any) -> str:
 
 
 def forget_outputs(names: Names, shell: Any) -> str:
-    """Clear `Out`, `_` and `_7`, unless the user has bound them; return a description."""
+    """Clear IPython's `Out`, `_` and `_7`, but not the user's own values; return a description."""
     outputs, hook = names.get("_oh", {}), vars(shell.displayhook)  # `Out` may be the user's
     ids = {id(value) for value in (*outputs.values(), *(hook.get(name) for name in LAST))}
     for space in (names, shell.user_ns_hidden, hook):

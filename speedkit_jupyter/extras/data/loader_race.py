@@ -1,4 +1,4 @@
-"""Time loaders in windows of shuffled rounds, with the user's step, and drop slow ones."""
+"""Time loaders in windows of shuffled rounds, with the user's step, and drop slow loaders."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from speedkit_jupyter.torchglue.modules import end_workers
 # (rounds, factor): after these rounds, a way is dropped if its median exceeds the fastest way's by
 # this factor. Medians of three rounds vary by a third, of eight rounds by a tenth.
 SLOWER_AFTER = ((3, 1.5), (8, 1.15))
-# Fewest and most rounds of a race: fewer give rough intervals, more hardly narrow these.
+# Fewest and most rounds of a race: fewer give rough intervals; more hardly narrow intervals.
 LEAST_ROUNDS, MOST_ROUNDS = 8, 100
 # A smaller gain is not worth another loader.
 LEAST_GAIN = 1.02
-# A window of batches takes WINDOW_S, which evens out the workers' deliveries, or less if the budget
-# is too short for 12 rounds of 4 ways. Calls of up to WHOLE windows (or 0.25 s) are timed as a
-# whole; longer calls are timed in a window of at least LEAST_BATCHES batches.
+# A window takes WINDOW_S seconds, which evens out the workers' deliveries, or less if the budget is
+# too short for 12 rounds of 4 ways. Calls up to WHOLE windows long (or 0.25 s) are timed whole; in
+# longer calls, a window of at least LEAST_BATCHES batches is timed.
 WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
-# The most workers. Long epochs have room before a window for the lead of this many workers.
+# Most workers. In long epochs, enough batches precede a window to make all workers busy.
 MOST_WORKERS = loader_settings.WORKER_COUNTS[-1]
 NO_LOOP = "the step never goes through this loader: give a function that loops over it"
 END = object()
@@ -73,7 +73,7 @@ class LoaderWay:
 
 @dataclass
 class LoaderRace:
-    """A race of `ways`; the first one is the user's own, and is never dropped."""
+    """A race of `ways`; the first way is the user's own, and is never dropped."""
 
     ways: list[LoaderWay]
     # Returns the seconds per batch of the step, and of waiting for data, in round N.
@@ -118,8 +118,8 @@ class LoaderRace:
                 one.leave(DROPPED)
 
     def _attempt(self, one: LoaderWay, call: Callable[[], Any]) -> Any:
-        """Return a call's result; if the call fails, drop the way, or raise for the user's own."""
-        # After workers that never returned a batch, no others start: each would time out.
+        """Return a call's result; if the call fails, drop the way, or raise for the user's way."""
+        # If a way's workers never returned a batch, no other workers start: each would time out.
         new = [way for way in self.ways[1:] if way.settings.num_workers and not way.times_s]
         if one in new and any(way.why_out for way in new):
             one.leave("not tried: other workers gave no batch")
@@ -129,7 +129,7 @@ class LoaderRace:
         except Exception as error:
             if one is self.own:  # errors of the user's own loader are the user's
                 raise
-            # The last line of a worker's error contains its class.
+            # The last line of a worker's error contains the error's class.
             kind, line = type(error).__name__, str(error).strip().rpartition("\n")[2].strip()
             one.leave(line if line.startswith(f"{kind}:") else f"{kind}: {line}")
             return None
@@ -139,7 +139,7 @@ class LoaderRace:
         return min(self.racing, key=lambda one: one.batch_s)
 
     def proven(self) -> LoaderWay:
-        """Return the fastest way if its gain is proven and at least LEAST_GAIN; else the own."""
+        """Return the fastest way if proven, by a median of LEAST_GAIN or more; else the user's."""
         ratio = self.ratio(self.fastest)
         is_faster = ratio is not None and ratio.low > 1 and ratio.median >= LEAST_GAIN
         return self.fastest if is_faster else self.own
@@ -174,12 +174,12 @@ class Skipping:
 
 @dataclass
 class BatchWindow:
-    """The batches of one block: `lead` untimed ones, then a window of up to `most` timed ones."""
+    """A block's batches: `lead` untimed batches, then a window of up to `most` timed batches."""
 
     device: torch.device
     lead: int = 0
     most: float = math.inf
-    until_s: float = math.inf
+    until_s: float = math.inf  # after this time, LEAST_BATCHES timed batches are enough
     drawn: int = 0
     timed: int = 0
     begun_s: float = 0.0  # seconds of starting epochs before the window
@@ -247,11 +247,11 @@ class LoaderTimer:
         self._most = 0  # batches per window; 0 if calls are timed as a whole
         self._block_s = min(WINDOW_S, budget_s / (12 * 4))
         self._batch_s = 0.0
-        # Batches per epoch (a thousand if unknown), or per loop that ends early.
+        # Batches per epoch (at first 1000 if unknown), or per loop that ends early.
         self.epoch = loader_settings.length(loader) or 1000
 
     def begin(self, own: LoaderWay) -> None:
-        """Call the step twice with the user's own loader; choose the window. Errors are raised."""
+        """Call the step twice with the user's own loader, and choose the length of windows."""
         self._install(own)
         self._called(own, self._short())  # the first call is often slow
         self.restore()

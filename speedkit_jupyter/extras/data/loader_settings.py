@@ -111,14 +111,14 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
     own, kind = asdict(LoaderSettings.of(loader)), type(loader).__name__
     changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
     given = ["…", *changed]
-    if settings.whole_batches:  # a new loader based on this one
+    if settings.whole_batches:  # a new loader with this loader's data
         given = [f"{name}.dataset", f"sampler={name}.batch_sampler", "batch_size=None"]
         given += ["pin_memory=True"] * settings.pin_memory
     return f"{name} = {kind}({', '.join(given)})"
 
 
 class Samples(NamedTuple):
-    """The device of samples, and whether drawing uses random numbers, or an `own_generator`."""
+    """Samples' properties: random draws, the name of the data set's own generator, the device."""
 
     is_random: bool = False
     own_generator: str = ""
@@ -126,7 +126,7 @@ class Samples(NamedTuple):
 
 
 def look_at(loader: DataLoader[Any]) -> Samples:
-    """Draw some samples and return their properties; changed state is not put back."""
+    """Draw samples and return their properties (defaults for iterables); state is not restored."""
     if is_iterable(loader):
         return Samples()
     # Functions of these modules use a generator that torch seeds in each worker.
@@ -174,7 +174,7 @@ def difference(
     loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], object]
 ) -> str:
     """Return a text if indices or random numbers differ with these settings; empty if equal."""
-    if is_iterable(loader):  # its workers are unchanged
+    if is_iterable(loader):  # workers of an iterable are unchanged
         return ""
     drawn = []
     for one in (LoaderSettings.of(loader), settings):
@@ -215,7 +215,7 @@ def candidates(
 
 
 def why_no_workers(loader: DataLoader[Any], samples: Samples) -> str:
-    """Return the reason for not trying other workers; empty without one."""
+    """Return the reason for not trying other workers; empty without a reason."""
     if is_iterable(loader):
         return "an iterable data set gives other batches, or another order"
     if samples.device != "cpu":

@@ -118,7 +118,7 @@ class LoaderTuner:
     def _race(
         self, race: LoaderRace, timer: LoaderTimer, budget: Budget
     ) -> Generator[Progress, None, None]:
-        """Race all ways, and choose the fastest with the same batches if it is proven."""
+        """Race all ways, and choose the fastest way that is proven and returns the same batches."""
         yield Progress(0.0, "a look at the samples")
         seen = loader_settings.look_at(self._loader)
         timer.restore()
@@ -170,7 +170,7 @@ def tune_loader(
     Args:
         loader: a torch DataLoader, or a subclass.
         step: a function of a batch (`step(batch)`, or `step(images, labels)` for a tuple), or a
-            function that loops over the loader (`step()`). Without it loading alone is timed.
+            function that loops over the loader (`step()`). Without a step, loading alone is timed.
         budget_s: seconds for everything (default: 20).
 
     Returns:

@@ -139,7 +139,7 @@ class MicroBatch:
     @hide_internal_frames
     @user_code_boundary
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """Return the loss of the batch; accumulate its gradients if these are enabled."""
+        """Return the loss of the batch; accumulate its gradients if gradients are enabled."""
         every: dict[Any, Any] = {**dict(enumerate(given)), **named}
         length = self._length([one for key, one in every.items() if key not in self.whole])
         batch, models = Batch(every, length, self.whole), self._models
@@ -159,7 +159,7 @@ class MicroBatch:
 
     def _added_up(self, parts: Sequence[Batch], exchanging: Sequence[nn.Module]) -> Any:
         """Accumulate the gradients of the parts, and return the loss of the whole batch."""
-        self._is_checked |= bool(exchanging)  # a check on one rank alone would wait forever
+        self._is_checked |= bool(exchanging)  # a later check on one rank alone would hang
         weights = [*map(self._weight, parts)]
         total = 1.0 if self.is_sum else sum(weights)
         losses, known = list[Any](), list[float]()
@@ -272,7 +272,7 @@ def length_of(value: Any) -> int | None:
 
 
 def lengths_of(value: Any) -> list[int]:
-    """Return possible numbers of samples: none, one, or two for a list of tensors equally long."""
+    """Return possible numbers of samples: none, one, or two (a list of equally long tensors)."""
     if _are_alike(value):
         first, *others = map(length_of, value)
         is_sure = isinstance(value[0], Mapping) or any(one != first for one in others)
@@ -353,7 +353,7 @@ class MeanMode(TorchFunctionMode):
 
 
 def _divisor(args: Any, kwargs: Any) -> Iterator[float]:
-    """Yield the divisor of a mean over class targets, as CrossEntropyLoss does; else nothing."""
+    """Yield the divisor of a mean over class targets, as in CrossEntropyLoss; else nothing."""
     names = ("input", "target", "weight", "size_average", "ignore_index")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     target, weight = given["target"], given.get("weight")

@@ -29,7 +29,7 @@ def generating_parts(model: torch.nn.Module) -> Sequence[Any]:
 
 
 def why_not_generating(facts: Facts) -> str:
-    """Return the reason why no plan for generation fits the model; empty if a plan may."""
+    """Return the reason why no plan for generation fits the model; empty if a plan may fit."""
     if not any(map(generates, facts.classes)):
         return NONE
     if facts.optimizers:

@@ -19,7 +19,7 @@ from speedkit_jupyter.torchglue.modules import plain_call
 class GenerationProgress(threading.local):
     """The state of this thread: `is_on` inside a `generate()`, and the `cache` of its prompt.
 
-    `is_alone` means without callbacks of the user. `checked` describes the arguments of the last
+    `is_alone`: no user callback runs between tokens. `checked` describes the arguments of the last
     call that checked its guards and compiled nothing; None if the next call must check.
     """
 
@@ -64,7 +64,7 @@ class DecodingCall(Call):
             return self.below(*args, **kwargs)
         given = _described(kwargs) if progress.is_alone and not args else None
         if given is not None and given == progress.checked:
-            # Checking many guards may take as long as the layers; equal arguments pass again.
+            # Checking many guards may take as long as the layers; equal arguments pass the guards.
             try:
                 with without_guards():
                     return self._code.run(self, args, kwargs)
@@ -80,7 +80,7 @@ class DecodingCall(Call):
 def _described(kwargs: Mapping[str, Any]) -> Any:
     """Return a description of arguments: shape and dtype of tensors, `id()` of other objects.
 
-    None unless the cache is a StaticCache of StaticLayers: others may keep counters in Python.
+    None unless the cache is a StaticCache of StaticLayers: other caches may count in Python.
     """
     cache = kwargs["past_key_values"]
     kinds = {type(cache).__name__, *(type(one).__name__ for one in getattr(cache, "layers", ()))}

@@ -21,7 +21,7 @@ from speedkit_jupyter.step.watching import Watcher, watching
 
 
 class TokenWatcher(Watcher):
-    """Seconds between the ends of calls with a cache in one step; the first from the step's start.
+    """Seconds of a step's calls with a cache, each since the last such call (or the step's start).
 
     The first call with a given cache counts as the prompt's. `tokens` counts a token for each row.
     """

@@ -131,7 +131,7 @@ def _why_not_static(hardware: Hardware, facts: Facts) -> str:
 
 
 def with_static_cache(code: DecodingCode, target: Target, length: Any) -> Callable[..., Any]:
-    """Return a `generate` that adds a static cache where possible; it keeps no model alive."""
+    """Return a `generate` that adds a static cache where possible, and keeps no model alive."""
     notes, only_in = target.notes, target.only_in
 
     def generate(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -180,7 +180,7 @@ def _with_cache(kwargs: Mapping[str, Any], length: int) -> dict[str, Any]:
 def rows_and_length(args: Any, kwargs: Mapping[str, Any], module: Any) -> tuple[int, int] | None:
     """Return a call's rows and needed positions; None if the call can't use a static cache.
 
-    None for beams, assistants, a second positional argument, a cache of the user's or none, a
+    None for beams, assistants, a second positional argument, a cache of the user's, no cache, a
     returned cache (which must be able to grow), returned attentions (another kernel computes these)
     and inputs that are no tensor; and for dropout and autocast, which differ in compiled code.
     """

@@ -59,11 +59,11 @@ def attention(
         pattern: full, causal, sliding_window, prefix, documents, alibi or softcap, joined by + as
             in "causal+documents".
         window: for sliding_window, the number of keys up to the query's own; or (left, right).
-        prefix: for prefix, the number of first keys that all see; or a tensor, one for each row.
+        prefix: for prefix, the number of first keys that all queries see; or a tensor (batch,).
         documents: for documents, integers of shape (length,) or (batch, length): the document of
             each position. Positions see their own document only; a negative number is padding.
         slopes: for alibi, (heads,): a score decreases by its head's slope times the distance
-            (default: the slopes of the paper).
+            (default: the slopes of the ALiBi paper).
         cap: for softcap: each score becomes cap · tanh(score / cap).
         mask_mod: a further mask, `mask_mod(batch, head, query, key)` as in FlexAttention; its
             indices are tensors that broadcast.
@@ -156,7 +156,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _key(words: str, options: Mapping[str, Any]) -> object:
     """Return the key of a pattern's masks, or None if changes can't be detected."""
-    # Without options that are not part of a cached mask: they change scores at each call.
+    # Options that no cached mask depends on are left out: they change scores at each call.
     read = {**options, "cap": None, "score_mod": options["score_mod"] is None}
     if options["slopes"] is not None and options["slopes"].requires_grad:
         read["slopes"] = None

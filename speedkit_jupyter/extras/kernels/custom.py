@@ -86,7 +86,7 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
 
 
 def _add(entry: OwnKernel) -> None:
-    """Add an entry to the catalog and all configs, also existing ones; notify WHEN_ADDED."""
+    """Add an entry to the catalog and to all configs; call the functions in WHEN_ADDED."""
     add(entry)
     options: Any = entry.Options
     for model in (FromCatalog, SpeedConfig):

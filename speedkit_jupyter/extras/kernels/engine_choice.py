@@ -21,16 +21,16 @@ from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.dynamo import is_compiler_error
 
-# Queries in a block: the smallest size with this many per thread, over batch and heads, or 256.
+# Queries per block: the smallest size with THREAD_QUERIES a thread in all rows and heads, or 256.
 SIZES, THREAD_QUERIES = (64, 128, 256), 64
-# In training on a CPU, blocks are faster than torch's causal attention up to this length.
+# Up to this length, blocks compute causal attention on a CPU; in training torch's own is slower.
 CAUSAL_QUERIES = 1024
 # If blocks would compute more than this share of all scores, one call for all is faster.
 DENSE = 0.85
 # Devices where the rule takes FlexAttention, from this length on: its blocks have 128 queries.
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
-# Seconds of timed rounds (first calls excluded), their fewest and most, and the relative time below
-# which a choice replaces the rule's choice.
+# Seconds of timed rounds (first calls excluded), fewest and most rounds, and the relative time
+# below which a choice replaces the rule's choice.
 TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
 # Most patterns with cached masks, and most cached layouts and block masks of a pattern.
 MOST_KEPT = 16
@@ -52,7 +52,7 @@ def is_unsupported(error: Exception) -> bool:
 
 
 class PatternChoices:
-    """Measured engines and compiled FlexAttention of patterns that differ in tensors alone."""
+    """Measured engines and compiled FlexAttention of patterns with equal options, shapes, code."""
 
     def __init__(self) -> None:
         self.can_flex = True
@@ -90,13 +90,13 @@ class Prepared:
 
     def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
         """Return attention by the measured or the rule's engine; `tune` measures a shape once."""
-        known, shape = self.known, inputs.shape
-        asked = shape, inputs.is_learned, torch.is_grad_enabled()
+        known, shape, trains = self.known, inputs.shape, inputs.is_learned
+        asked = shape, trains, torch.is_grad_enabled()
         if tune and asked not in known.choices:
             known.choices[asked] = self.measured(inputs)
         choice = known.choices.get(asked)
         if choice is None or (choice == FLEX and not known.can_flex):
-            choice = self.by_rule(shape)
+            choice = self.by_rule(shape, trains)
         try:
             return self.run(inputs, choice)
         except Exception as error:
@@ -104,13 +104,13 @@ class Prepared:
                 raise
             known.can_flex = False
             messages.warn(f"FlexAttention fails, another engine is used: {in_a_line(error)}")
-        return self.run(inputs, self.by_rule(shape))
+        return self.run(inputs, self.by_rule(shape, trains))
 
-    def by_rule(self, shape: Shape) -> EngineChoice:
+    def by_rule(self, shape: Shape, trains: bool) -> EngineChoice:
         """Return the engine by pattern, device, number of queries and share of computed scores."""
         pattern, kind = self.pattern, shape.device.type
         is_short = kind == "cpu" and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
-        if pattern.is_plain and not is_short:
+        if pattern.is_plain and not (is_short and trains):
             return EngineChoice("dense")
         if kind in FLEX_DEVICES and self.known.can_flex:
             return FLEX if shape.queries >= FLEX_QUERIES else EngineChoice("dense")
@@ -122,10 +122,10 @@ class Prepared:
 
     @generators_kept()
     def measured(self, inputs: AttentionInputs) -> EngineChoice:
-        """Return the fastest working engine, timed with a backward pass if one may follow."""
+        """Return the fastest working engine, timed with a backward pass if gradients are needed."""
         shape, tracks = inputs.shape, inputs.is_learned
         qkv = [one.detach().requires_grad_(tracks and one.requires_grad) for one in inputs[:3]]
-        rule, alone = self.by_rule(shape), AttentionInputs._make([*qkv, inputs.scale])
+        rule, alone = self.by_rule(shape, tracks), AttentionInputs._make([*qkv, inputs.scale])
         learned = [one for one in qkv if one.requires_grad]
         chunks = [EngineChoice("chunks", size) for size in SIZES if size < shape.queries]
         can_flex = shape.device.type in FLEX_DEVICES or not torch.is_grad_enabled()
@@ -155,7 +155,7 @@ class Prepared:
 
 
 def fastest(times: Mapping[EngineChoice, list[float]], rule: EngineChoice) -> EngineChoice:
-    """Return the fastest choice by ratios within rounds; a working `rule` unless clearly slower."""
+    """Return the fastest choice by ratios within rounds, or a working `rule` about as fast."""
     plain = times.get(rule) or next(iter(times.values()))
     ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
     best = min(ratios, key=ratios.__getitem__)

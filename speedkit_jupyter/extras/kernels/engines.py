@@ -13,12 +13,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from speedkit_jupyter.catalog.model_changes.compiled import compile_alone
 from speedkit_jupyter.extras.kernels.patterns import MaskMod, Pattern, positions
 
-# A block's bias is cached if biases of all queries, with this block's keys, need no more bytes.
+# A block's bias is cached if biases of all queries for the block's keys fit into these bytes.
 KEPT_BYTES = 2**28
 
 
 class Shape(NamedTuple):
-    """Sizes, dtype, device: q (batch, heads, queries, width), k (batch, key_heads, keys, width)."""
+    """Sizes of q (batch, heads, queries, …) and k (batch, key_heads, keys, …); dtype and device."""
 
     batch: int
     heads: int
@@ -75,7 +75,7 @@ class BlockLayout:
 
 
 def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
-    """Return blocks of `size` queries, of each row if rows differ; one block if `size` has all."""
+    """Return blocks of `size` queries, for each row if rows differ; or one block of all queries."""
     if size >= shape.queries:
         size = max(shape.queries, shape.keys, 1)
     each = torch.arange(shape.batch, device=shape.device).view(-1, 1, 1, 1)
@@ -178,7 +178,7 @@ class _Parts(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.places, ctx.shapes = places, [one.shape for one in whole]
         ctx.set_materialize_grads(False)
-        if is_first:  # so that autograd checks their versions, also for copies
+        if is_first:  # so that autograd checks the tensors' versions, even if parts are copies
             ctx.save_for_backward(*whole)
         # Detached, because autograd forbids in-place changes of a view among several outputs.
         results = [one.detach() for one in (*map(_taken, whole, places), *whole)]
@@ -190,7 +190,7 @@ class _Parts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        _ = ctx.saved_tensors  # raises an error if one was changed in place
+        _ = ctx.saved_tensors  # raises an error if the whole was changed in place
         return None, None, *map(_added, ctx.places, ctx.shapes, gradients[:3], gradients[3:])
 
 
@@ -245,7 +245,7 @@ def fused(
 
 
 def _scored(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> torch.Tensor:
-    """Return attention with scores changed by a function, computed in at least float32."""
+    """Return attention with scores changed by a function, computed in float32 or wider."""
     assert pattern.score is not None
     q, k, v, scale = inputs
     batch, heads, queries, width = q.shape
@@ -295,8 +295,8 @@ def block_mask(pattern: Pattern, shape: Shape) -> Any:
 def by_flex(inputs: AttentionInputs, pattern: Pattern, flex: Any, blocks: Any) -> torch.Tensor:
     q, k, v, scale = inputs
     if blocks is not None and pattern.mask is not None:
-        blocks.mask_mod = pattern.mask  # tensors of the cached function may have changed
-    if not torch.is_grad_enabled():  # a CPU refuses tensors with gradients even then
+        blocks.mask_mod = pattern.mask  # the cached function's tensors may have changed
+    if not torch.is_grad_enabled():  # torch's check for CPUs ignores no_grad()
         q, k, v = q.detach(), k.detach(), v.detach()
     more = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     return flex(q, k, v, score_mod=pattern.score, block_mask=blocks, **more)  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
-# Number of compared steps, each on changed inputs: a frozen counter shows in the second.
+# Number of compared steps, each on different inputs: a frozen counter shows in the second step.
 COMPARED = 3
 # Largest relative distance between the changes by the graph and by plain steps: above the rounding
 # of other kernels (1e-6 in float32), below the effect of a frozen learning rate or counter. The
@@ -34,7 +34,7 @@ Values = dict[str, list["torch.Tensor"]]
 def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> GraphedStep:
     """Return `step` as one CUDA graph for inputs of the given shapes, dtypes and device.
 
-    Three replays on changed inputs are compared with plain steps first: weights, buffers,
+    Three replays on different inputs are compared with plain steps first: weights, buffers,
     optimizer state, gradients and results. Then all changes are undone.
 
     Args:
@@ -229,7 +229,7 @@ def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def _apart(found: Values, plain: Values) -> dict[str, float]:
-    """Return each group's distance as a share of `plain`; inf if counts differ or `plain` is 0."""
+    """Return each group's distance ÷ `plain`; inf if counts differ, or only `plain` is 0."""
     apart = {}
     for name, ones in plain.items():
         pairs = zip(ones, found[name], strict=False)

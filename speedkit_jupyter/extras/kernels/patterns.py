@@ -128,7 +128,7 @@ def names_in(words: str, options: Options) -> list[str]:
 
 
 def composed(names: Sequence[str], options: Options) -> Pattern:
-    """Return patterns and the user's functions as one: all masks hold, scores change in turn."""
+    """Return patterns and user functions as one pattern: all masks hold, scores change in turn."""
     parts = [PATTERNS[name](options) for name in names]
     mask, score = options.get("mask_mod"), options.get("score_mod")
     parts.append(Pattern(mask, score, is_bias=score is None))

@@ -119,7 +119,7 @@ class Distributed(Optimization):
 
     @contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
-        """Accumulate gradients on each rank in the block; the next backward pass averages sums."""
+        """Accumulate gradients on each rank in the block; the next backward pass averages them."""
         copies = next((call for call in chain(model) if isinstance(call, ReplicatedCalls)), None)
         own = getattr(copies or model, "no_sync", nullcontext)  # DistributedDataParallel's, too
         synchronize = getattr(model, "set_requires_gradient_sync", lambda _: None)  # of FSDP2
@@ -189,7 +189,7 @@ def _by_memory(hardware: Hardware, facts: Facts) -> tuple[str, str]:
 
 
 class InnerModel(torch.nn.Module):
-    """A module around the layer below, which `DistributedDataParallel` wraps and calls."""
+    """A module that calls the layer below; `DistributedDataParallel` wraps this module."""
 
     def __init__(self, calls: ReplicatedCalls) -> None:
         super().__init__()
@@ -213,7 +213,7 @@ class ReplicatedCalls(Call):
 
         super().__init__(module, None, only_in)
         self._wrapped: DistributedDataParallel | None = None
-        # Whether DistributedDataParallel averages the next backward pass, and whether one runs.
+        # Whether DistributedDataParallel averages the next backward pass; whether a pass has begun.
         self._averages = self._runs = False
         trained = [one for one in module.parameters() if one.requires_grad]
         if not trained:

@@ -137,7 +137,7 @@ def written(
 
 
 def reduced(value: Any) -> Any:
-    """Return pickle's reduction; results are detached, optimizers keep attributes except hooks."""
+    """Return pickle's reduction; detach tensors; keep optimizers' attributes except hooks."""
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         value = value.detach()
     reduce = cloudpickle.Pickler.dispatch_table.get(type(value))
@@ -183,7 +183,7 @@ def _here(storage: Any, location: str) -> Any:
 def reply(
     path: Path, bound: Mapping[str, Any], sent: Mapping[int, Any], space: Space
 ) -> dict[str, str]:
-    """Write `bound`, and the content of reached objects of `sent`; return failures by name."""
+    """Write `bound`, and the content of reached `sent` objects; return failure reasons by name."""
     reached: dict[int, None] = {}  # also reached from objects that can't be sent
 
     def units(pickler: Pickler) -> Iterator[Any]:
@@ -208,7 +208,7 @@ def reply(
 def content(value: Any) -> tuple[Any, ...] | None:
     """Return a function and arguments that write an object's content into another object.
 
-    Without a function, the argument lists the parts that may have changed. None for classes.
+    Without a function, the argument lists parts that may have changed. None if pickled by name.
     """
     if isinstance(value, CONTAINERS):
         return put_items, [*value.items()] if isinstance(value, dict) else [*value]

@@ -82,7 +82,7 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
 def compared_on_workers(
     shell: Any, session: Session, cell: Any, arguments: Namespace, command: str
 ) -> Any:
-    """Run `%%speedbench --processes 2 --compare single,ddp`, show a report; return rows (`-o`)."""
+    """Run `%%speedbench --processes 2 --compare single,ddp`: show a report; with -o return rows."""
     from speedkit_jupyter.extras.processes import strategy_race
     from speedkit_jupyter.extras.processes.launching import Launch
     from speedkit_jupyter.notebook.cell import step_of_cell
@@ -113,7 +113,7 @@ def compared_on_workers(
 def _of_output(title: str, printed: Mapping[int, str], stays: Mapping[str, str]) -> Document:
     """Return a report of the ranks' output and of the objects that do not return.
 
-    Only a rank's last 50,000 characters are shown, because the report is redrawn while it runs.
+    Only a rank's last 50,000 characters are shown, because the report is redrawn repeatedly.
     """
     sections = [
         Section(CodeBlock(text[-50_000:]), f"rank {rank}", folded=len(printed) > 1 and rank > 0)

@@ -126,7 +126,7 @@ def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) ->
 
 
 def _meet(folder: Path, outcome: Outcome) -> None:
-    """Wait for all ranks. RuntimeError if a rank waits for this one: `outcome` gets its stack."""
+    """Wait for all ranks; raise RuntimeError, and note the stack, if a rank waits for this rank."""
     entered = torch_private.collectives()
     (folder / f"ended.{outcome.rank}").touch()
     while len([*folder.glob("ended.*")]) < int(os.environ["WORLD_SIZE"]):

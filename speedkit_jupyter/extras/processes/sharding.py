@@ -76,7 +76,7 @@ class Sharded:
         self._modules = [weakref.ref(module) for module in modules]
         self._optimizers = optimizers  # called again at the end, to include new optimizers
         self._arguments = arguments
-        # The user's parameters by name; without values inside the block.
+        # The user's parameters by name; inside the block, these hold no values.
         self._originals: dict[str, torch.nn.Parameter] = {}
         self._undo: list[Callable[[], None]] = []
 

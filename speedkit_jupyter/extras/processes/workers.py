@@ -34,7 +34,7 @@ INTERRUPT_S, EXIT_S = 3.0, 3.0
 # Most seconds to wait, after a rank's result, for the rest of its output; usually milliseconds.
 OUTPUT_S = 10.0
 # Configuration of ipyparallel's controller and engines. The controller finds new engines only at a
-# heartbeat: one each 300 ms. Missed heartbeats are allowed: process ids tell which ranks are dead.
+# heartbeat, every 300 ms. Missed heartbeats are allowed: process ids tell which ranks are dead.
 CONFIG = """\
 import sys
 sys.path[:] = {path!r}
@@ -76,7 +76,7 @@ class Workers:
 
     @generators_kept()  # ipyparallel draws random names
     def start(self) -> None:
-        """Start the processes and their process group; after an error none are left."""
+        """Start the processes and their process group; on failure stop all, raise SpeedKitError."""
         try:
             self._connect()
             ranks = range(self.size)
@@ -235,7 +235,7 @@ def current() -> Workers | None:
 
 
 def started(size: int | None, say: Callable[[str], object]) -> Workers:
-    """Return `size` workers, by default as many as run, or two; replace others and dead ones."""
+    """Return `size` workers, by default as many as run now, or 2; stop and replace others."""
     running = current()
     wanted = size or (running.size if running else 2)
     if running and running.size == wanted and not running.dead():

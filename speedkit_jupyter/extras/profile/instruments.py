@@ -84,7 +84,7 @@ class Recorder:
         """Begin a part and return the token for `end`. The time of both calls is overhead.
 
         Returns None, and begins no part, in another thread, between two runs (an iterator may
-        outlive the step), or if the current part hides the new one.
+        outlive the step), or if the current part hides the new part.
         """
         inside = self._inside
         if not inside or part in _HIDDEN[inside[-1][1]] or threading.get_ident() != self._here:
@@ -94,7 +94,7 @@ class Recorder:
         inside.append((around, "overhead"))
         if mode is not None and torch_private.innermost_function_mode() is mode:
             mode.__exit__(None, None, None)
-        else:  # the user's own mode is above it
+        else:  # a mode of the user's is above the timer's
             mode = None
         self._lap()
         inside.append((part if part in WHOLE else around, part))
@@ -125,7 +125,7 @@ class Recorder:
         return self.split.pieces[self._inside[-1]]
 
     def moved(self, mark: float, part: Part) -> None:
-        """Count the time since the mark for another part, unless the current part hides it."""
+        """Count the time since the mark for `part`, unless the current part hides `part`."""
         around, present = self._inside[-1]
         if part not in _HIDDEN[present]:
             took_s = self.mark() - mark
@@ -141,7 +141,7 @@ class Recorder:
         """Time torch's functions outside of other parts, in the block.
 
         A function whose result requires a gradient (a loss) is forward, others (a metric) are the
-        rest. Other parts switch the mode off: compiled models would be recompiled under a mode.
+        rest. Other parts switch this mode off: compiled models would be recompiled under a mode.
         """
         recorder = self
         # torch passes the replacement of a patched method; the mode must call the original.
@@ -223,7 +223,7 @@ def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
 
 @contextmanager
 def recorded(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
-    """Record compilations, optimizer steps, and functions outside of other parts during one call.
+    """Record compilations, optimizer steps, and functions outside of other parts, in the block.
 
     Functions belong to the rest without `sees_functions`, or if this process has compiled a graph.
     """
@@ -329,7 +329,7 @@ def sampled(recorder: Recorder) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def without_samples(set_handler: Callable[..., Any], number: int, handler: Any) -> Any:
-        if number == signal.SIGALRM:  # a late signal would reach the block's own handler
+        if number == signal.SIGALRM:  # a late signal would reach the user's handler
             stop()
         return set_handler(number, handler)
 
@@ -340,7 +340,7 @@ def sampled(recorder: Recorder) -> Iterator[None]:
         with patched(signal, "signal", partial(partial, without_samples)):
             yield
     finally:
-        if signal.getsignal(signal.SIGALRM) is handler:  # else the block has its own
+        if signal.getsignal(signal.SIGALRM) is handler:  # else the user's code has set one
             stop()
             signal.signal(signal.SIGALRM, before)
 

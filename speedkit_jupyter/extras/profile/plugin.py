@@ -1,4 +1,4 @@
-"""%%speedbench --profile."""
+"""The mode `%%speedbench --profile`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Part = Literal[
     "data", "host to device", "forward", "backward", "optimizer", "synchronizations", "compiling",
     "rest", "overhead",
 ]  # fmt: skip
-# Most rows of a table; columns of numbers.
+# Most rows of a table, and the titles of columns with times or other numbers.
 MOST_ROWS = 8
 TIME = ("of a step", "share")
 NUMBERS = ("times a step", *TIME, "backward")
@@ -55,7 +55,7 @@ PARTS: tuple[Part, ...] = tuple(ABOUT)
 class LineSample:
     """A sample: the user's line, if any, the part, and the seconds since the last sample.
 
-    `in_torch` is true if a torch function was running outside of all modules.
+    `in_torch` is true if a torch function was running, outside of all parts but the rest.
     """
 
     spot: Spot | None

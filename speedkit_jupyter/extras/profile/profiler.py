@@ -33,17 +33,17 @@ from speedkit_jupyter.torchglue.interrupts import interruptible
 # This many profiled calls are enough for stable shares of parts. ENOUGH_S seconds, half of them in
 # plain calls, are enough for about a thousand samples of lines.
 ENOUGH_CALLS, ENOUGH_S = 100, 2.0
-# Turns of plain and profiled calls, after a first one with cold caches. Each turn changes torch's
+# Turns of plain and profiled calls, after a first turn with cold caches. Each turn changes torch's
 # classes, and Python 3.13 stops caching method look-ups after a thousand changes.
 TURNS = 10
-# A first call of more than LONG_SHARE of the budget is the profile. If it takes less than
-# SHORT_SHARE, an untimed call precedes each call that counts, to warm the caches.
+# If the first call takes more than LONG_SHARE of the budget, no other call is profiled. If it takes
+# less than SHORT_SHARE, an untimed call precedes each timed call, to warm the caches.
 LONG_SHARE, SHORT_SHARE = 0.5, 0.02
-# Most traced calls: more changed shares by less than the noise between runs.
+# Most traced calls: further calls changed the shares by less than the noise between runs.
 MOST_TRACED = 5
 # Time reserved for modules and operators: COST_CALLS calls, at most COST_SHARE of the time left.
 COST_CALLS, COST_SHARE = 10, 0.5
-# The profiler's events of a longer call would fill memory.
+# Longest call to trace: the events of longer calls would fill memory.
 LONGEST_TRACED_S = 3.0
 
 
@@ -51,8 +51,8 @@ LONGEST_TRACED_S = 3.0
 class IsolatedStep:
     """A step inside a measurement guard.
 
-    `call` runs the step once, `settle` puts its state back. `begin` prepares a timed call: it
-    settles, and calls a step that `is_short` once, because patching clears Python's type caches.
+    `call` runs the step once, `settle` puts the step's state back. `begin` prepares a timed call by
+    `settle` and, if the step `is_short`, an untimed call, because patching clears type caches.
     """
 
     call: Callable[[], object]
@@ -170,7 +170,7 @@ class Profiler:
 
     def _in_turn(self, step: IsolatedStep, budget: Budget) -> Generator[Progress, None, None]:
         profile, number, slowest_s = self._profile, 1, 0.0
-        profile.timed_s = profile.held_up_s = 0.0  # from here on, plain calls only
+        profile.timed_s = profile.held_up_s = 0.0  # from here on, sums over plain calls only
         for turn in range(1 + TURNS):
             if turn and not budget.allows(2 * slowest_s * number):
                 break

@@ -171,7 +171,7 @@ def _states(
     while result.steps < result.asked:
         steps = min(every, result.asked - result.steps)
         state = program.advance(state, steps)
-        # A copy, because the caller may modify it.
+        # A copy, because the caller may modify the yielded state.
         result.steps, result.state = result.steps + steps, state.clone()
         yield result.state
 

@@ -30,7 +30,7 @@ WITH_NUMBER: dict[str, Callable[[float], StateRule]] = {
 }
 POLICIES = ("autoregressive", *WITH_NUMBER)
 FORMS = '"autoregressive", ("convex", 0.5), ("residual", 0.01) or a function of f(x) and x'
-# The words of a way, in the order of names; the first two need a copy of the operator.
+# The words for ways, in their order in a way's name; the first two need a copy of the operator.
 WORDS = ("bf16", "channels_last", "compile", "cuda_graph")
 COPIED = WORDS[:2]
 

@@ -24,7 +24,7 @@ from speedkit_jupyter.support.exceptions import in_a_line
 
 # Fewest rounds, after which the interval may decide, and most rounds.
 ROUNDS = (10, 30)
-# Compiling takes longer than this, so it is not tried if all planned rollouts take less.
+# Seconds. Compiling takes longer, so it is not tried if all planned rollouts take less.
 COMPILING_S = 5.0
 # Error probability of each test: an eighth of the usual, as several ways and rounds are tested.
 ERROR = statistics.ERROR / 8
@@ -34,7 +34,7 @@ EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
 # States of the first SAMPLES of a batch are compared at up to twice POINTS evenly spaced steps.
 POINTS, SAMPLES = 40, 2
 # A law is fitted to the later half of the points, at least LEAST_POINTS, and extrapolated up to FAR
-# times the compared steps. Extrapolated errors count MARGIN times, because a fit is not a proof.
+# times the compared steps. Extrapolated errors are multiplied by MARGIN: a fit is not a proof.
 LEAST_POINTS, FAR, MARGIN = 6, 10.0, 2.0
 
 
@@ -59,7 +59,7 @@ class Drift:
         return measured if self.is_whole else max(measured, MARGIN * self._extrapolated())
 
     def _extrapolated(self) -> float:
-        """Return the error at the horizon by a power or exponential law, or inf if unknown."""
+        """Return the error at the horizon by a power or an exponential law; inf if unknown."""
         half = len(self.steps) // 2
         steps, errors = np.array(self.steps[half:], float), np.array(self.errors[half:])
         if not errors.any():
@@ -106,7 +106,7 @@ def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 @dataclass
 class WayTrial:
-    """The measurements of a way: its speed-ups over the best way before and over the plain loop."""
+    """The measurements of a way: its speed-ups over the best earlier way and the plain loop."""
 
     way: Way
     over_best: Ratio | None = None
@@ -125,8 +125,8 @@ class WayTrial:
 class WaySearch:
     """Search for a way: call `run()`, then read `best`, `program` and `trials`.
 
-    Steps are timed with the whole batch `x`, on the operator's device; drift is measured on its
-    first samples.
+    Steps are timed with the whole batch `x`, on the operator's device; drift is measured on the
+    batch's first samples.
     """
 
     operator: Callable[..., Any]
@@ -185,12 +185,12 @@ class WaySearch:
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 
     def _try(self, trial: WayTrial) -> str:
-        """Time a way and compare its states; make it `best`, or return the reason against it."""
+        """Time a way, compare its states; make the way `best`, or return the reason against it."""
         best, program = self.best, Program(self.operator, self.policy, trial.way)
         begun_s = clock.now()
         program.advance(self.x, 1)
         synchronize(self.x.device)
-        self._budget.exclude(clock.now() - begun_s)  # compiling does not count
+        self._budget.exclude(clock.now() - begun_s)  # without compiling
         trial.over_best, best.step_s, trial.step_s = self._raced(program)
         trial.over_plain = best.over_plain * trial.over_best.median
         if trial.over_best.low <= 1:

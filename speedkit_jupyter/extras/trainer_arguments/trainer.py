@@ -75,8 +75,8 @@ def with_arguments(trainer: Any, **given: Any) -> Iterator[None]:
 def short_training(trainer: Any, steps: int = 0) -> Callable[[], None]:
     """Return a function that trains for `steps`; if 0, for about four batches, at least one step.
 
-    The function runs no callbacks or evaluations, and writes no files. It puts the Trainer back
-    itself, because measurements leave objects of libraries alone.
+    The function runs no evaluations or callbacks (only the default flow), and writes no files. It
+    puts the Trainer back itself, because measurements leave objects of libraries alone.
     """
     steps = steps or max(4 // trainer.args.gradient_accumulation_steps, 1)
 
@@ -140,7 +140,7 @@ def gradients_of_an_update(trainer: Any, **given: int) -> dict[str, torch.Tensor
 
 
 def same_update(trainer: Any, given: dict[str, int], restore: Callable[[], None]) -> Accuracy:
-    """Return the Accuracy of an update under `given` arguments, compared with the own update."""
+    """Return the Accuracy of an update under `given` arguments against the Trainer's own update."""
     try:
         own = gradients_of_an_update(trainer)
         restore()
@@ -205,7 +205,7 @@ class TrainerAdvisor:
         return Document(f"TrainingArguments(…, {given})" if given else none, content)
 
     def _padding(self) -> tuple[float, float] | None:
-        """Return padding's share in order, and sorted by length; None unless sorting halves it."""
+        """Return padding's shares, unsorted and sorted by length; None unless sorting halves it."""
         lengths: list[int] = []
         with suppress(Exception):  # a data set without indices or with other fields
             data = self._trainer.train_dataset

@@ -40,8 +40,8 @@ from speedkit_jupyter.torchglue.storage import is_in_memory
 STEPS = 50
 # Largest number of other baselines before a plan is said to have another curve.
 MOST_BASELINES = 4
-# Largest relative noise in the weights of other baselines, half of bf16's unit roundoff. In a step
-# without random numbers, another seed alone changes nothing.
+# Relative noise in weights of other baselines, at most half of bf16's unit roundoff; bf16 weights
+# get more. In a step without random numbers, another seed alone changes nothing.
 ROUNDING = 2.0**-9
 # If a step has more losses, as from micro-batches, their mean is compared.
 MOST_LOSSES = 8
@@ -155,8 +155,8 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     names = [f"loss {at + 1} of {most}: {RAN_ON}" for at in range(most)] if most > 1 else [RAN_ON]
     if is_mean := bool(other) or most > MOST_LOSSES:
         names = [f"the mean over each step of {RAN_ON}"]
-    # The root mean square error of one rounding is 0.41 unit roundoffs. A loss is rounded after
-    # each added term, in one direction while the loss hardly changes: two units are allowed.
+    # The root mean square error of one rounding is 0.41 units: half a unit is allowed. A loss is
+    # rounded after each added term, in one direction while it hardly changes: two units.
     rounding = max(unit / 2, *(2 * step.unit for step in steps))
     curves = []
     for at, name in enumerate(names):
@@ -169,8 +169,8 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
 class Verification(Shown):
     """The losses of every step in `runs`: the baseline, the plan, and other baselines.
 
-    `curves` has the curves of `curves_of`. `verdict` is "same", "different", "worse" or "failed".
-    `unit` is the coarser unit roundoff of plan and model.
+    `curves_of` returns `curves`, and explains `unit`. `verdict` is "same", "different", "worse" or
+    "failed".
     """
 
     REPORT = "speedkit_jupyter.extras.verify.plugin:verification_report"
@@ -236,7 +236,7 @@ class Verifier:
         return any(self._result.runs[1:])
 
     def run(self) -> Generator[Progress, None, None]:
-        """Train baseline, plan and, unless it fails, other baselines; yield after every step."""
+        """Train baseline, plan and, if the plan ran, other baselines; yield after every step."""
         step = self.step
         with hidden(*step.models), step.guarded() as guard:
             with optimizers_made(step.models) as made:
@@ -342,7 +342,7 @@ def verify(
         A Verification with the `verdict` and the curves.
 
     Raises:
-        StepError: the step can't be verified, or the plan changes nothing.
+        SpeedKitError: `step` can't be verified, the plan changes nothing, or an argument is wrong.
 
     Example::
 

@@ -40,7 +40,7 @@ def cells() -> dict[str, Callable[..., None]]:
 
 
 def selected(line: str, default: str = "status") -> tuple[Command, str]:
-    """Return a line's command (`help` if HELP ends the line) and the rest; raises UsageError."""
+    """Return a line's command and the rest; `help` if HELP has the last word. Raises UsageError."""
     line = options.without_comment(line).strip()
     typed = options.split(line)
     if typed and typed[-1] in HELP:

@@ -107,7 +107,7 @@ def show_applied(
     context: SpeedContext,
     proven: SpeedConfig | None = None,
 ) -> None:
-    """Assign a context to a variable; show the plan, and the `proven` parts that it lacks."""
+    """Assign a context to a variable; show the plan, and `proven` parts that the plan lacks."""
     variable = assign(session.names, name, context)
     lines = [f"`{CTX}` is in use: this context is `{variable}`."] if variable != CTX else []
     values = {} if proven is None else proven.to_dict()
@@ -229,7 +229,7 @@ def _code_of(names: Names, arguments: Namespace, wanted: str | None) -> Document
         named = namespace.find_optimizers(names, asked, model) if asked else {}
         plan, listed = as_of_now(context, named)
         optimizers = namespace.words_for(names, listed)
-    # Prefer a variable of the model, because it may exist before `trainer.model` does.
+    # Prefer a variable of the model, because `trainer.model` may not exist yet in new code.
     variables = (word for word, one in list(names.items()) if one is model and word[:1] != "_")
     name = name if name.isidentifier() else next(variables, name.partition(" (")[0])
     return reports.code_report(plan, arguments.form, optimizers, name, model, names)

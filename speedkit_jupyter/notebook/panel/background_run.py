@@ -54,7 +54,7 @@ class BackgroundRun:
         self._stopped = True
 
     def interrupt(self) -> None:
-        """Stop from another thread; SIGINT interrupts a running block, as the stop button does."""
+        """Stop from another thread; a running block gets SIGINT, as from Jupyter's stop button."""
         with self._lock:
             self._stopped = True
             if self._is_in_block and hasattr(signal, "pthread_kill"):  # also ends system calls
@@ -76,9 +76,9 @@ class BackgroundRun:
             self._blocks.close()
 
     def _run_block(self) -> bool:
-        """Run one block, and return whether there was one; the kernel's stop button ends the run.
+        """Run the next block; return False if none is left. The kernel's stop button ends the run.
 
-        Between cells a kernel ignores the signal of this button.
+        Between cells a kernel ignores this button's signal, so a handler is set for the block.
         """
         is_main = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
@@ -98,7 +98,7 @@ class BackgroundRun:
                 signal.signal(signal.SIGINT, before)
 
     async def _give_up_turn(self) -> float:
-        """Call `told`, run other tasks; return handover seconds. Changed state ends the run."""
+        """Call `told`, run other tasks; return handover seconds. A change of state ends the run."""
         start, given_s = time.perf_counter(), 0.0
         here = guard.in_progress()
         try:

@@ -26,7 +26,7 @@ AUTO_HINT = "plans race on the steps of your own loops while they train"
 FIRST = ("precision", "tf32", "compile", "sdpa")
 MORE = "more"
 LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
-# Options whose words have more letters in total get a list instead of buttons.
+# Options whose words have more than this many letters in total get a list, not buttons.
 ON_BUTTONS = 34
 NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
 # Styles that core widgets don't set. Below a width of 900 pixels there is one column; front ends

@@ -62,7 +62,7 @@ class Panel:
 
     Attributes:
         config: the config that Apply puts into force.
-        result: the last comparison; after a search, the winner's proof. None without one.
+        result: the last comparison; after a search, the winner's proof. None without a result.
 
     Raises:
         ArgumentError: an argument has the wrong type.
@@ -86,11 +86,11 @@ class Panel:
         arguments.model("Panel needs", model)
         given = None if optimizer is None else arguments.optimizers("optimizer", optimizer)
         self._given = None if given is None else Alive(each_once(given))
-        self._session = session.current(getattr(get_ipython(), "user_ns", None))  # as magics
+        self._session = session.current(getattr(get_ipython(), "user_ns", None))
         self._name, self._step = name_of(self._session.names, model), step
         self._model = ref(model, self._gone)
         self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
-        self._has_picked = False  # True if a control was used since a plan was applied
+        self._has_picked = False  # True if the choice is newer than any apply or search
         applied = self.context
         self.config = applied.config if applied else SpeedConfig()
         if applied is None:
@@ -158,7 +158,7 @@ class Panel:
         return MEMORY.of(self._model())
 
     def _take_tuned(self) -> None:
-        """Set the controls to a plan that was tuned after the last apply."""
+        """Make the search's answer the choice, unless a plan was applied after the search."""
         if (found := self._tuned) is not None and found.is_newer:
             self.config = found.config
 
@@ -254,7 +254,7 @@ class Panel:
         self._draw()
 
     def _followed(self, run: BackgroundRun) -> None:
-        """Draw; after the run, store its report, make a tuned plan the choice. Keep no model."""
+        """Draw; after the run, store result and report, and make a found plan the choice."""
         if run.state != "running":
             result, self._message = run.result, run.message
             self._report = None if result is None else result.report().brief()

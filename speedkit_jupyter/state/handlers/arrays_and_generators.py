@@ -28,7 +28,7 @@ class Arrays(StateHandler):
         return _bare(instance).ravel().tolist() if instance.dtype == object else ()
 
     def copy(self, instance: Any, copies: CopyBudget) -> tuple[Any, Any]:
-        """Return a copy or None, dtype, shape and strides. Raises TypeError for object fields."""
+        """Return the copy (None if too large) and `_header`. Raises TypeError for object fields."""
         plain = _bare(instance)
         if plain.dtype.hasobject and plain.dtype != object:
             raise TypeError("it has fields of objects")
@@ -80,7 +80,7 @@ class Buffers(StateHandler):
         return memory is None or memoryview(instance).tobytes() == memory
 
     def put_back(self, instance: Any, memory: bytes) -> None:
-        """Write in place; raise BufferError if the size changed while a view is in use."""
+        """Write in place. Raises BufferError if the size changed and a view is in use."""
         if isinstance(instance, bytearray | array) and memoryview(instance).nbytes != len(memory):
             del instance[:]
             write = instance.extend if isinstance(instance, bytearray) else instance.frombytes

@@ -35,12 +35,12 @@ class CopyBudget:
 class StateHandler:
     """One kind of state. A list subclass has two kinds, for example: elements and attributes.
 
-    `copy` keeps references to an object's parts, or its values; other handlers copy the contents of
-    the parts (`children`).
+    `copy` keeps an object's values, or references to the object's parts (`children`). The contents
+    of parts are copied by the parts' handlers.
     """
 
     types: tuple[type, ...] = ()  # classes with this kind of state
-    bulky = False  # True if the objects may hold many bytes
+    bulky = False  # True if snapshots share the base's copies of unchanged objects
     has_state = True  # True if the objects have state to put back
 
     def recognizes(self, cls: type) -> bool:
@@ -68,7 +68,7 @@ class StateHandler:
         return self.same(instance, memory)
 
     def takes_as_long(self, instance: Any, memory: Any) -> bool:
-        """Return whether the copied values can't change the duration of a step."""
+        """Return whether steps take as long with the copied values as with the current values."""
         return False
 
     def put_back(self, instance: Any, memory: Any) -> None:
@@ -83,7 +83,7 @@ class StateHandler:
 
 
 class CompositeHandler(StateHandler):
-    """State that consists of references to other objects, such as a list's."""
+    """State that consists of references to other objects, such as the elements of a list."""
 
     def children(self, instance: Any) -> Iterable[Any]:
         memory = self.copy(instance, CopyBudget())
@@ -111,7 +111,7 @@ class NamedParts(CompositeHandler):
 
 
 def attribute_dict(instance: Any) -> dict[str, Any] | None:
-    """Return an instance's `__dict__` or None, without running `__getattribute__` of its class."""
+    """Return an instance's `__dict__` (None if missing) without running its `__getattribute__`."""
     try:
         attributes = object.__getattribute__(instance, "__dict__")
     except AttributeError:

@@ -30,7 +30,7 @@ TEXTUAL = frozenset([
 class Names:
     """The names of a namespace that code reads and binds; `whole`: all names without leading `__`.
 
-    `others` are further objects that the code reaches: imports, and names found by text.
+    `others` are further objects that the code reaches: imports, or all names if found by text.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Names:
 
 
 class NamesHandler(NamedParts):
-    """Handle global names: all are compared, names that the code binds are put back."""
+    """Handle global names: compare all, put back names that the code binds (all if `whole`)."""
 
     types = (Names,)
 
@@ -115,12 +115,12 @@ class CodeNames(NamedTuple):
     read: tuple[str, ...]
     bound: tuple[str, ...]
     imports: tuple[tuple[str, tuple[str, ...]], ...]
-    texts: tuple[str, ...] | None  # words in string constants, if the code looks up names by text
+    texts: tuple[str, ...] | None  # words in constants; None unless code looks up names by text
 
 
 @lru_cache(maxsize=4096)
 def global_names(code: CodeType) -> CodeNames:
-    """Return the global names of code and nested code; for a cell, also the names it assigns."""
+    """Return the global names of code and nested code, including the names that a cell assigns."""
     found: dict[str, dict[str, None]] = {"LOAD": {}, "STORE": {}, "DELETE": {}}
     imports, constants, is_dynamic = list[Any](), list[Any](), False
     codes = [code]
@@ -171,8 +171,8 @@ COLLECTING: tuple[type, ...] = (itertools.cycle, type(itertools.tee(())[0]))
 class Replay:
     """An iterator that repeats its draws after each `rewind`, so that all steps do equal work.
 
-    New draws come from `source`. At the end of `source`, `next()` starts again, because timed steps
-    may draw more often; loops end. Other attributes come from `original`.
+    New draws come from `source`. At the end of `source`, loops end, but `next()` starts again: many
+    timed steps may draw more elements than `source` has. Other attributes come from `original`.
     """
 
     def __init__(self, original: Iterator[Any], source: Iterator[Any]) -> None:
@@ -194,7 +194,7 @@ class Replay:
             return self._draw()
 
     def __getattr__(self, name: str) -> Any:
-        if name[:2] == "__" or name == "original":  # special methods; or not set yet
+        if name[:2] == "__" or name == "original":  # special methods, or before `__init__`
             raise AttributeError(name)
         return getattr(self.original, name)
 
@@ -229,7 +229,7 @@ class Iterators(StateHandler):
         if isinstance(instance, loader_iterator()):
             yield from (getattr(instance, name, None) for name in USERS_PARTS)
         elif not isinstance(instance, GeneratorType):
-            # Only the garbage collector knows the parts. Inner iterators are drawn by `instance`.
+            # Only the garbage collector knows the parts. Inner iterators advance with `instance`.
             behind = [] if isinstance(instance, COLLECTING) else gc.get_referents(instance)
             yield from (part for part in behind if not issubclass(type(part), Iterator))
         elif (frame := instance.gi_frame) is not None and not is_installed(

@@ -30,8 +30,8 @@ class StorageCopy(NamedTuple):
 class Tensors(StateHandler):
     """Handle tensors: restore values in the same object, with strides, dtype and device.
 
-    The memory stays too, unless copies are off the device: recorded CUDA graphs use its addresses.
-    Values are compared, because fused optimizers, `.data` and `.numpy()` don't raise the version.
+    With copies on the device, memory addresses stay, too: recorded CUDA graphs use the addresses.
+    Values are compared: writes by fused optimizers, `.data` or `.numpy()` don't raise the version.
     """
 
     types = (torch.Tensor,)
@@ -72,7 +72,7 @@ class Tensors(StateHandler):
         layout, saved, home = memory.layout, memory.saved, memory.home
         if home is not None and len(layout) == 5:
             size = layout[4][1] if layout[4] is not None else 0
-            if home.untyped_storage().nbytes() != size:  # the step resized it
+            if home.untyped_storage().nbytes() != size:  # the step resized the storage
                 home.untyped_storage().resize_(size)
         with torch.inference_mode() if instance.is_inference() else nullcontext():
             now = _layout(instance)
@@ -84,7 +84,7 @@ class Tensors(StateHandler):
                 instance.data = data.as_strided(layout[0], layout[3]) if is_cut else data
             if saved is not None:
                 _write(instance, saved)
-        if memory.is_leaf and not instance.is_leaf:  # the step gave it a graph in place
+        if memory.is_leaf and not instance.is_leaf:  # an in-place operation added a graph
             instance.detach_()
         if memory.is_leaf and instance.requires_grad != memory.requires_grad:
             instance.requires_grad_(memory.requires_grad)
@@ -94,7 +94,7 @@ class Tensors(StateHandler):
 
 
 class Gradients(StateHandler):
-    """Handle the `.grad` and the hooks of tensors; put back after all values."""
+    """Handle the `.grad` and the hooks of tensors, which are put back after all values."""
 
     types = (torch.Tensor,)
 
@@ -119,7 +119,7 @@ class Gradients(StateHandler):
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype, device, and strides with address and bytes; if not strided, layout."""
+    """Return shape, dtype, device, and strides with address and bytes; the layout if unstrided."""
     parameters: Any = torch.nn.parameter
     if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # a lazy wrapper without a shape
@@ -134,7 +134,7 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or its memory as a flat view if elements repeat and can't be written."""
+    """Return the tensor, or a flat view of its memory if elements overlap: `copy_` refuses them."""
     if not is_plain(tensor) or tensor.numel() < 2:
         return tensor
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
@@ -145,13 +145,13 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
-    """Write copied values: in place if strided, else into the sparse parts or as new data."""
+    """Write copied values in place (sparse: part by part); COO and nested tensors get new data."""
     if tensor.layout == torch.strided and not tensor.is_nested:
         _flat(tensor).copy_(saved)
         return
     now, parts = _parts(tensor), _parts(saved)
     if parts and [part.shape for part in now] == [part.shape for part in parts]:
-        for part, source in zip(now, parts, strict=True):  # results of `values()` share these
+        for part, source in zip(now, parts, strict=True):  # earlier `values()` share this memory
             part.copy_(source)
     if not parts or tensor.layout is torch.sparse_coo:
         tensor.data = saved.to(tensor.device, copy=True)

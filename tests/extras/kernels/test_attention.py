@@ -343,7 +343,8 @@ def test_masks_made_without_gradients_serve_with_them():
 )
 def test_the_rule_takes_chunks_where_they_leave_out_enough(words, options, length, engine):
     shape = Shape(ROWS, HEADS, HEADS, length, length, torch.float32, torch.device("cpu"))
-    assert prepared_for(words, **options).by_rule(shape).engine == engine
+    assert prepared_for(words, **options).by_rule(shape, trains=True).engine == engine
+    assert prepared_for("causal").by_rule(shape, trains=False).engine == "dense"
 
 
 def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):

@@ -33,7 +33,7 @@ from speedkit_jupyter.support.units import count, share
 def other_loader(
     seen: Situation, own: Any, settings: LoaderSettings, lengths: Sequence[int] = ()
 ) -> Remedy | None:
-    """Return a remedy: a loader's other settings or lengths; None if the step creates it."""
+    """Return a remedy: other settings or lengths of a loader; None if the step creates `own`."""
     numbers = [at for at, one in enumerate(seen.subject.loaders) if one is own]
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:
@@ -90,7 +90,7 @@ def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
     if loader.batch_sampler is None or loader_settings.takes_whole_batches(loader):
         return False
     seen.settle()
-    with suppress(Exception):  # the data set's own errors, as without indices
+    with suppress(Exception):  # the data set's own errors, such as missing indices
         return not loader_settings.why_no_workers(loader, loader_settings.look_at(loader))
     return False
 
@@ -173,7 +173,7 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
         return
     seen.settle()
     checked = "your model must ignore padding: by attention_mask, and by labels of -100"
-    with suppress(Exception):  # a batch of positions, or a model that takes no such length
+    with suppress(Exception):  # such as a length that is too long for the model
         if keeps_loss(model, calls[0].kwargs, lengths):
             checked = "the loss of a batch was the same with padding"
     drawn = next((one.loader for one in seen.observed.draws.values()), None)
@@ -193,7 +193,7 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
 def padded(words: torch.Tensor) -> tuple[float, float] | None:
     """Return the share of padding, and of columns after the longest row, in rows of integers.
 
-    Padding is the last column's most frequent value. None for other tensors, or without padding.
+    Padding is the commonest value of the last column, at row ends. None if absent or not tokens.
     """
     if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
         return None

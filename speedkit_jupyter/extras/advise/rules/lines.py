@@ -36,9 +36,9 @@ def nothing_collected(_: Subject) -> Iterator[None]:
 class CostlyCode(NamedTuple):
     """A kind of slow statement, and its remedy.
 
-    `nodes` finds the statements in the executed code; only those with at least the share `taken` of
-    the step count. `because` ends the evidence; lines get `least` to `most` times as fast. Titles
-    may contain `place`, `code` and the called `name`.
+    `nodes` finds statements in the executed code; statements below the share `taken` of the step
+    don't count. `because` ends the evidence; lines get `least` to `most` times as fast. Titles may
+    contain `place`, `code` and the called `name`.
     """
 
     nodes: Callable[[ObservedCall], Iterable[tuple[FunctionCode, ast.AST]]]
@@ -79,7 +79,7 @@ def _over_parameters(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST
 
 
 def _keeping_logits(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
-    """Find `all_logits.append(output.logits)`: a number per token and word of the vocabulary."""
+    """Find `kept.append(output.logits)` in evaluation: a number per token and vocabulary word."""
     small = ("argmax", "topk", "max", "gather", "mean", "sum")
     for code, node in () if seen.has_backward else _calls("append", "extend")(seen):
         inside = [*ast.walk(node)]
@@ -143,7 +143,7 @@ COSTLY = {
 
 
 def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
-    """Find statements of the kind `COSTLY[rule]` that take at least its share of the step."""
+    """Find statements of the kind `COSTLY[rule]` that take at least this kind's share `taken`."""
     kind, known = COSTLY[rule], set[tuple[Spot, ...]]()
     for code, node in kind.nodes(seen.observed):
         taken, spots = seen.line_share(code, node), code.lines_of(node)
@@ -167,7 +167,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
 def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     """Find lines that wait for the device: `.item()`, `print(loss)`, `if loss > 0`.
 
-    On a CPU such lines don't wait: only lines with 16 calls in a step count, with all their time.
+    On a CPU these lines don't wait: only lines with 16 or more calls a step count (all their time).
     """
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():
@@ -198,7 +198,7 @@ def slow_lines(seen: Situation) -> Iterator[Opportunity]:
     for part in parts:
         lines = [line for line in seen.profile.lines.costliest(part) if line[0] not in known]
         while lines:
-            # The costliest line, with the three lines before and after it.
+            # The costliest line, with lines up to three before or after.
             (file, number), _ = lines[0]
             near = [one for one in lines if one[0].file == file and abs(one[0].number - number) < 4]
             lines = [one for one in lines if one not in near]

@@ -44,7 +44,7 @@ def one_by_one(seen: Situation) -> Iterator[Opportunity]:
     times = seen.ratio(calls[0], calls[0].with_rows(rows)) * rows
     if times < 1.3:
         return
-    # Views of one tensor exist before the first call, so one call is possible.
+    # Inputs that are views of one tensor exist before the first call, so one call is possible.
     places = [[one.untyped_storage().data_ptr() for one in call.inputs] for call in calls]
     at_hand = all(place == places[0] for place in places)
     around = seen.computing + (seen.share("rest", "synchronizations") if at_hand else 0.0)
@@ -113,7 +113,7 @@ def graph_kept(seen: Situation) -> Iterator[Opportunity]:
 
 def _begins_anew(seen: Situation, code: FunctionCode, node: ast.AST, keeper: str) -> bool:
     """Return whether the sum or list `keeper` is reset for each step."""
-    # In a function called once per step, or in a loop around the node.
+    # In a function called at least once per step, or in a loop around the node.
     around: list[ast.AST] = [code.tree] * (seen.steps <= code.calls)
     around += (one for one in code.nodes(ast.For, ast.While) if node in ast.walk(one))
     inside = (one for tree in around for one in FunctionCode(code.code, tree).nodes(ast.Assign))
@@ -187,7 +187,7 @@ def _outermost(seen: Situation, idle: Sequence[torch.nn.Parameter]) -> str:
 
 
 def needless_checkpointing(seen: Situation) -> Iterator[Opportunity]:
-    """Find gradient checkpointing where as much memory is free as the model takes for training."""
+    """Find gradient checkpointing while free memory is at least four times the model's weights."""
     # The backward pass repeats the forward pass.
     most, free = min(seen.share("forward"), seen.share("backward")), free_bytes(seen.device)
     weights = sum(one.nbytes for one in seen.subject.parameters)
