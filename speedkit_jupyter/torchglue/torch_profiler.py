@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,7 +26,9 @@ def profiled(**options: Any) -> Iterator[Any]:
     """Profile the block and yield torch's profiler; stderr is filtered, and written at the end."""
     trace = profile(activities=supported_activities(), **options)
     with _stderr_filtered():
-        trace.start()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # torch 2.11
+            trace.start()
         with record_function(BEGINS):
             pass
         try:
