@@ -9,6 +9,7 @@ import math
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -62,9 +63,9 @@ class Race:
         self.switch_s = SWITCH_S
         self.duel: Duel | None = None
         self.overhead, self._random = overhead, random.Random(seed)
-        # The latest seconds of the steps of a kind, by plan.
-        self._kinds = defaultdict[Hashable, defaultdict[str, deque[float]]](
-            lambda: defaultdict(lambda: deque(maxlen=KEPT_STEPS))
+        # The latest seconds of steps, by the kind and the plan.
+        self._times = defaultdict[tuple[Hashable, str], deque[float]](
+            lambda: deque(maxlen=KEPT_STEPS)
         )
         self._blocks: list[Block] = []  # of the current round, complete or not
         self.again: list[str] = []
@@ -106,24 +107,25 @@ class Race:
         return next((one for one in names if self._objection(one) is None), "")
 
     def _timed(self, seconds: float, kind: Hashable) -> None:
-        block, known = self._blocks[-1] if self._blocks else None, self._kinds[kind]
+        block = self._blocks[-1] if self._blocks else None
         usual_s = self.usual_s(kind, self.leader) or seconds
-        is_slowest = seconds > max(known[self.leader], default=seconds)
+        is_slowest = seconds > max(self._times[kind, self.leader], default=seconds)
         if block is None or len(block.ratios) >= LEAD:
-            known[self.active].append(seconds)
+            self._times[kind, self.active].append(seconds)
         if block is not None and self.duel is not None:
             block.note(seconds, usual_s, is_slowest)
             self._in_block(block, self.duel)
 
     def usual_s(self, kind: Hashable, name: str) -> float | None:
         """Return the median seconds of a plan's recent steps of a kind; None without such steps."""
-        times = self._kinds[kind][name]
+        times = self._times[kind, name]
         return median(times) if times else None
 
     @property
     def step_s(self) -> float:
         """Return the median seconds of the leader's recent steps of all kinds; 0 without any."""
-        times = [one for plans in self._kinds.values() for one in plans.get(self.leader, ())]
+        own = (times for (_, name), times in self._times.items() if name == self.leader)
+        times = [*chain.from_iterable(own)]
         return median(times) if times else 0.0
 
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
