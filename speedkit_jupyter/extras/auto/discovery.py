@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -31,25 +31,34 @@ MOST_KINDS = 8
 class Discovery:
     """The first steps of a new loop: its models, and its optimizers in the order of their steps.
 
-    Until `end` the calls of all modules in this thread are watched. `models` are the outermost
-    modules that were called with gradients enabled and have trainable parameters. `has_autocast`
-    tells whether the loop uses autocast itself; `seconds` is the time of its steps. `predicts` is
-    called with a module in eval mode after FIRST_STEPS calls without gradients, if no model trains.
-    `rest` is called after KNOWN_CALLS calls of modules that are `known`, if no other model trains.
+    From `begin` to `end` the calls of all modules in this thread are watched. `models` are the
+    outermost modules that were called with gradients enabled and have trainable parameters.
+    `has_autocast` tells whether the loop uses autocast itself; `seconds` is the time of its steps.
+    `predicts` is called with a module in eval mode after FIRST_STEPS calls without gradients, if no
+    model trains. After KNOWN_CALLS calls of modules that are `known`, if no other model trains, the
+    watching ends.
     """
 
     def __init__(
         self,
         predicts: Callable[[torch.nn.Module], None],
         known: Callable[[torch.nn.Module], bool],
-        rest: Callable[[], None],
     ) -> None:
+        self._predicts, self._known = predicts, known
+        self._handles: list[Any] = []
+        self._forget()
+
+    def _forget(self) -> None:
         self.models, self._predicting = dict[int, torch.nn.Module](), Counter[int]()
-        self._predicts, self._known, self._rest = predicts, known, rest
         self.optimizers: list[torch.optim.Optimizer] = []
         self.has_autocast = self._is_functional = False
         self._depth = self._known_calls = self._backward_passes = self._passes_before = 0
         self.seconds = self._begun_s = 0.0
+
+    def begin(self) -> None:
+        """Set hooks on all modules, unless they are set."""
+        if self._handles:
+            return
         here = threading.get_ident()
 
         def before(module: torch.nn.Module, args: Any) -> None:
@@ -68,9 +77,10 @@ class Discovery:
         ]
 
     def end(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
+        """Remove the hooks, and forget all that was seen."""
+        while self._handles:
+            self._handles.pop().remove()
+        self._forget()
 
     def _called(self, module: torch.nn.Module) -> None:
         parameter = next(module.parameters(), None)
@@ -93,21 +103,19 @@ class Discovery:
         self._known_calls += self._known(module)
         is_quiet = self._known_calls >= KNOWN_CALLS and not self.optimizers
         if is_quiet and all(map(self._known, self.models.values())):
-            self._rest()
+            self.end()
 
     def differentiated(self) -> None:
         self._backward_passes += 1
 
-    def obstacle(self, known: Collection[int]) -> str:
-        """Return why no race runs on a loop without optimizer steps; empty without such a loop.
-
-        `known` are the ids of models in loops that were found already.
-        """
+    def obstacle(self) -> str:
+        """Return why no race runs on a loop without optimizer steps; empty without such a loop."""
         if self.optimizers:
             return ""
         if self._is_functional:
             return "torch.func computes its gradients"
-        is_loop = self.models.keys() - known and self._backward_passes >= FIRST_STEPS
+        is_known = all(map(self._known, self.models.values()))
+        is_loop = self._backward_passes >= FIRST_STEPS and not is_known
         return "no optimizer of torch makes its steps" if is_loop else ""
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:

@@ -40,15 +40,14 @@ class LoopPlans:
     """The plans for the models and optimizers of one loop, and the plan in force.
 
     `candidates` holds the plans by name, and `facts` the models' facts without a plan. `learned`
-    has the proof of an earlier run's winner, by name. If the winner compiles, `learned_compiled` is
-    its name, and `saved` the share of a plain step's time that it saves at least.
+    has the proof of an earlier run's winner, by name. `trains` is false for models that only
+    predict, which have no optimizers here.
     """
 
     def __init__(
         self,
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
-        trains: bool,
         keep: Sequence[str],
     ) -> None:
         self._models = [weakref.ref(model) for model in models]
@@ -56,8 +55,7 @@ class LoopPlans:
         self.device = next(models[0].parameters()).device
         self.in_force = BASELINE
         self.learned: dict[str, Ratio] = {}
-        self.learned_compiled, self.saved = "", 0.0
-        self._trains = trains
+        self.trains = bool(optimizers)
         self._contexts: dict[str, list[MeasuredContext]] = {}
         self._stack = ExitStack()
         self._applied: list[SpeedContext] = []
@@ -65,7 +63,7 @@ class LoopPlans:
         with hidden(*models):
             self.facts = [Facts.read(model, holding(optimizers, model)) for model in models]
             self._setting = learning.setting(models, Hardware.current())
-        left = [*LEFT, *keep, *(["inference"] * trains)]
+        left = [*LEFT, *keep, *(["inference"] * self.trains)]
         singles = candidates(Hardware.current(), self.facts, left)
         self.can_compile = any(COMPILE in one.values for one in singles)
         singles = [one for one in singles if COMPILE not in one.values]
@@ -154,11 +152,6 @@ class LoopPlans:
         return self.in_force == BASELINE or self.candidates[self.in_force].values.keys() <= OUTSIDE
 
     @property
-    def is_forced(self) -> bool:
-        """Return whether a plan is in force that is not applied."""
-        return self.in_force != BASELINE and not self._applied
-
-    @property
     def is_applied(self) -> bool:
         """Return whether the winner is applied, as by `apply_speedups`."""
         return bool(self._applied)
@@ -225,7 +218,7 @@ class LoopPlans:
             return ""
         optimizers = tuple(str(one) for facts in self.facts for one in facts.optimizers)
         name = type(unwrapped(self.live_models[0])).__name__
-        self._task = learning.Task(name, learning.inputs(args, kwargs), optimizers, self._trains)
+        self._task = learning.Task(name, learning.inputs(args, kwargs), optimizers, self.trains)
         learned = None
         with suppress(SpeedKitError):
             learned = learning.find(self._setting, self._task)
@@ -238,10 +231,7 @@ class LoopPlans:
         if COMPILE not in plan.values or self.can_compile:
             self.candidates[plan.name] = plan
             self.learned[plan.name] = Ratio(speedup, low, high, 0)
-        if COMPILE in plan.values:  # the plan without compiling races until the code is loaded
-            if self.can_compile:
-                self.learned_compiled, self.saved = plan.name, 1 - 1 / low
-            plan = plan.without(COMPILE)
+        plan = plan.without(COMPILE)  # it races until the code of the compiled plan is loaded
         if not plan.values:
             return ""
         self.candidates = {plan.name: plan, **self.candidates}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack, suppress
@@ -85,24 +86,24 @@ class RacedLoop:
         self.trains = bool(period)
         self._period, self._say, self._remaining = period, say, remaining
         self._exact_evaluation = exact_evaluation
-        self.plans = LoopPlans(models, optimizers, self.trains, keep)
-        self._examiner = Examiner(self.plans, self.trains)
+        self.plans = LoopPlans(models, optimizers, keep)
+        self._examiner = Examiner(self.plans)
         self._watch, self._kinds, self.totals = Watch(), Kinds(), Totals()
         self.log: deque[tuple[float, str, float]] = deque(maxlen=5000)
         self._stepped, self._calls, self._begun_s = 0, 0, 0.0
-        self._is_only_counted, self._watched_s = False, -WATCH_S
+        self._is_only_counted, self._watched_s = False, -math.inf
         self._event: Callable[[], Any] = HostEvent
         if self.plans.device.type != "cpu":  # events time the step, and the loop never waits
             event = torch.get_device_module(self.plans.device).Event
             self._event = partial(event, enable_timing=True)
-        self._step = TimedStep(None, self._event(), self._event(), self._event())
+        self._step: TimedStep  # the latest step that is not only counted
         self._waiting: deque[TimedStep] = deque()
         self._evaluates = 0  # watched steps until the winner is applied again
-        self._doubted, self.is_paused = "", False
+        self.is_paused, self._began_s = False, clock.now()
         self._users_errors: set[type[Exception]] = set()
-        self._then: Callable[[], None] | None = None
+        # The plan to examine in the next step; "" to trace the step for the compiler.
+        self._to_record: str | None = None
         self._compile = BackgroundCompile(self.plans, remaining)
-        self._began_s = self._paused_s = clock.now()
         self.race = self._race_of([*self.plans.candidates], overhead)
         self._layers = ExitStack()
         is_plain = lambda: self.trains and self.plans.leaves_calls  # noqa: E731
@@ -115,10 +116,8 @@ class RacedLoop:
 
     def begin_cell(self) -> None:
         """Reset the totals, and leave the time between two cells out of the run."""
-        self.totals = Totals()
-        if self.is_paused:
-            self._began_s += clock.now() - self._paused_s
-        self.is_paused, self.race.load = False, clock.Interruptions()
+        self.totals, self.race.load = Totals(), clock.Interruptions()
+        self.is_paused, self._began_s = False, clock.now() - self.race.elapsed_s
 
     # A step's beginning.
 
@@ -136,16 +135,8 @@ class RacedLoop:
             for beat in self._beats:  # a rollout calls a small model many times
                 beat.pass_calls(counted=not self._is_only_counted)
             return below(*args, **kwargs)
-        recorded = self._examiner.begin_call(module, args, kwargs)
-        if recorded is not None:
-            try:
-                result = below(*args, **kwargs)
-            except Exception:
-                self._examiner.forget(recorded)
-                raise
-            recorded.ended(result)
-        else:
-            result = self._guarded(module, below, args, kwargs)
+        run = self._examiner.recorded if self._examiner.is_recording else self._guarded
+        result = run(module, below, args, kwargs)
         if not self.trains:
             self._examine()
             self.ended()
@@ -153,19 +144,22 @@ class RacedLoop:
 
     @hide_when_interrupted
     def _begin(self, args: Any, kwargs: Any) -> None:
-        """Change the plan as decided in a hook, which can't change plans itself; start timing."""
-        then, self._then = self._then, None
-        if then is not None:
-            then()
+        """Put this step's plan into force, since hooks can't change plans; start timing."""
         self._begun_s = clock.now()
         is_between = not self.race.in_round and self.plans.in_force == self.race.active
-        is_busy = self._examiner.is_recording or self._compile.is_running
+        is_busy = self._to_record is not None or self._compile.is_running
         every_s = IDLE_WATCH_S if self.race.duel is None else WATCH_S
         is_recent = self._begun_s - self._watched_s < every_s
         self._is_only_counted = is_between and is_recent and not is_busy
         if self._is_only_counted:
             return
         self._watched_s = self._begun_s
+        if self._to_record is None:
+            self._go_on()
+        else:  # the step runs without a plan, which is repeated afterwards
+            self._force(BASELINE)
+            self._examiner.begin(self._to_record)
+            self._to_record = None
         event, kind = self._event, self._kinds.of(args, kwargs)
         self._step = TimedStep(kind, event(), event(), event())
         if learned := self.plans.look_up(args, kwargs):
@@ -186,7 +180,6 @@ class RacedLoop:
                 raise
             line, kind = in_a_line(error), type(error)
         self._force(BASELINE)
-        self._then = self._go_on
         self._users_errors.add(kind)  # unless the call works without the plan
         result = module(*args, **kwargs)
         self._users_errors.discard(kind)
@@ -205,18 +198,14 @@ class RacedLoop:
         if self.plans.is_applied:
             self._evaluates = RECENT_STEPS  # applying a plan takes some 60 ms
         self._force(BASELINE)  # until the next step begins
-        self._then = self._then or self._go_on
         return module(*args, **kwargs)
 
     # A step's end.
 
-    @property
-    def is_watched(self) -> bool:
-        """Return whether a step has begun that is not only counted."""
-        return bool(self._calls) and not self._is_only_counted
-
     def differentiated(self, loss: Any) -> None:
         """Note the loss of a backward pass; examine a plan if the step is recorded."""
+        if not self._calls or self._is_only_counted:
+            return
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._step.loss = loss.detach().to("cpu", non_blocking=True)
         self._examine()
@@ -262,17 +251,17 @@ class RacedLoop:
             race.drop(race.leader, "you restored it, or applied another plan")
             race.waiting.clear()
         self._counted(self.plans.in_force, seconds)
+        self._to_record = None
         if wrong := self._watch.values(step.plan, step.loss, step.norm):
             self._examiner.reject(step.plan, wrong)
         if why := wrong or step.why:
-            self._then = partial(self._force, BASELINE)
             if step.plan not in race.reasons:
                 self._drop(step.plan, why)
             return
         usual_s = race.usual_s(step.kind, step.plan) if step.is_usual else None
         has_usual = self._kinds.usual is not None
         if has_usual and self._compile.is_due(race, self.totals.steps.total()):
-            self._then = self._record_plain_step
+            self._to_record = ""
             return
         race.charge(self._compile.slowed_by(seconds, usual_s))
         if failure := self._compile.outcome(may_go_on=race.affords(0.0)):
@@ -283,17 +272,12 @@ class RacedLoop:
             if line := self._watch.speed(seconds, usual_s):
                 self._say(line)
                 self.plans.learned.clear()  # its proof no longer holds
-                self._doubted = race.leader
+                self.plans.store(race.leader, None)
                 self.race = self._race_of([race.leader], race.overhead)
-                self._then = partial(self._force, BASELINE)
-            elif not self.plans.is_applied:
-                self._then = self._go_on
             return
         is_timed = step.is_usual and step.plan == race.active  # events may come after a switch
         race.step_ended(seconds if is_timed else None, step.kind, race.elapsed_s)
-        self._then = self._go_on
-        if name := race.to_examine():
-            self._then = partial(self._record_plain_step, name)
+        self._to_record = race.to_examine() or None
 
     def _counted(self, name: str, seconds: float) -> None:
         self.totals.steps[name] += 1
@@ -327,9 +311,12 @@ class RacedLoop:
         if is_compiled and self._step.kind != self._kinds.usual:
             examiner.end()
         elif not name:  # the loop goes on under the winner, while another process compiles
-            self._then = self._go_on
-            if failure := examiner.trace(partial(self._compile.tracing, self.race.leader)):
-                self._decline(failure)
+            self._compile.choose(self.race.leader, examiner.draws)
+            try:
+                with examiner.repeating(), self._compile.tracing():
+                    examiner.repeat(compiles=True)
+            except Exception as error:
+                self._decline(in_a_line(error))
             self.race.charge(examiner.seconds)
         else:
             why = examiner.examine(self.race.step_s)
@@ -338,11 +325,6 @@ class RacedLoop:
                 self.race.drop(name, why)
             elif why == "" and name in self.plans.learned:
                 self.race.begin_with(name, self.plans.learned[name])
-
-    def _record_plain_step(self, name: str = "") -> None:
-        """Record the next step, without a plan, to examine the plan `name` or to compile."""
-        self._force(BASELINE)
-        self._examiner.begin(name)
 
     def _decline(self, why: str) -> None:
         self.race.reasons[self._compile.name] = f"not compiled: {why}"
@@ -377,7 +359,7 @@ class RacedLoop:
     def settle(self) -> None:
         """Apply the leader as `apply_speedups` does, so that reports show it; store the leader."""
         leader = self.race.leader
-        if self.plans.is_applied and self.plans.in_force == leader:
+        if self.plans.in_force == leader and (self.plans.is_applied or leader == BASELINE):
             return
         begun_s = clock.now()
         self.plans.unapply()
@@ -388,20 +370,16 @@ class RacedLoop:
             self._force(BASELINE)
         elif self.plans.is_applied:
             self.plans.store(leader, self.race.proof)
-        elif self.race.is_settled and self._doubted:
-            self.plans.store(self._doubted, None)
-            self._doubted = ""
 
     def pause(self) -> None:
         """Stop the race for now, as at the end of a cell; the winner stays in force, or no plan."""
         self._examiner.end()
-        self._compile.is_tracing = False  # it begins anew in the next cell
         self._calls = self._stepped = self._evaluates = 0
-        self._is_only_counted, self._then = False, None
+        self._is_only_counted, self._to_record = False, None
         for beat in self._beats:
             beat.take()
         self._waiting.clear()
-        self.is_paused, self._paused_s = True, clock.now()
+        self.is_paused = True
         self.race.pause()
         self.settle()
 

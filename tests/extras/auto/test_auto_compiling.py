@@ -58,7 +58,7 @@ def test_the_winner_serves_while_another_process_compiles(loop, running, at_once
     work = settled(loop, running, lambda work: work._compile.is_running)
     loop[2](5)
     assert work.plans.is_applied
-    processes = [one._process for one in work._compile._processes()]
+    processes = [one._process for one in work._compile._compilers]
     running.end()
     assert all(one.poll() is not None for one in processes)
 
