@@ -14,8 +14,8 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.extras.auto.discovery import Discovery
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.extras.auto.raced_loop import RacedLoop
-from speedkit_jupyter.extras.auto.remaining import Remaining
 from speedkit_jupyter.extras.auto.report import is_short, summary
+from speedkit_jupyter.extras.auto.steps import Remaining
 from speedkit_jupyter.plans.registry import is_measuring
 from speedkit_jupyter.report.tracebacks import hide_when_interrupted
 from speedkit_jupyter.rounds import clock

@@ -14,7 +14,7 @@ from speedkit_jupyter.catalog.model_changes.calls import CALLS
 from speedkit_jupyter.catalog.model_changes.compiled import CompiledCode
 from speedkit_jupyter.extras.auto.loop_plans import COMPILE, LoopPlans
 from speedkit_jupyter.extras.auto.race import Race
-from speedkit_jupyter.extras.auto.remaining import Remaining
+from speedkit_jupyter.extras.auto.steps import Remaining
 from speedkit_jupyter.rounds import clock
 
 # Expected cost for the loop: TRACING_S seconds to trace the model, and two shares of the compiling

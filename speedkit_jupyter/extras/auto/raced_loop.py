@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,55 +13,18 @@ import torch
 from speedkit_jupyter.catalog.model_changes.calls import CALLS
 from speedkit_jupyter.extras.auto.call_examination import EXAMINATION, PLANNING_S, Examiner
 from speedkit_jupyter.extras.auto.compiling import BackgroundCompile
-from speedkit_jupyter.extras.auto.discovery import Beat, Kinds
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.extras.auto.loss_watch import RECENT_STEPS, Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
-from speedkit_jupyter.extras.auto.remaining import Remaining
+from speedkit_jupyter.extras.auto.steps import Beat, Kinds, Remaining, TimedStep, Totals
 from speedkit_jupyter.report.tracebacks import hide_when_interrupted
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.support.exceptions import in_a_line
 
 # Between the rounds of a duel a step is watched every WATCH_S seconds, without a duel every
 # IDLE_WATCH_S. Other steps are only counted: watching takes 0.2 ms, a third of a tiny model's step.
 WATCH_S, IDLE_WATCH_S = 0.02, 0.1
-
-
-@dataclass
-class Totals:
-    """The steps of one cell, and their seconds, by plan."""
-
-    steps: Counter[str] = field(default_factory=Counter)
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    predictions: int = 0  # evaluation calls under a plan
-
-
-class HostEvent:
-    """A moment of the CPU, with the methods of a device's event."""
-
-    def record(self) -> None:
-        self._at_s = clock.now()
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: HostEvent) -> float:
-        return 1e3 * (end._at_s - self._at_s)
-
-
-@dataclass
-class TimedStep:
-    """A step, and its values, which the device may compute until the event `ready`."""
-
-    kind: Hashable
-    begin: Any
-    end: Any
-    ready: Any
-    plan: str = BASELINE
-    is_usual: bool = True  # its time includes no examination
-    loss: torch.Tensor | None = None
-    norm: torch.Tensor | None = None
-    why: str = ""  # why its plan must go
 
 
 class RacedLoop:
@@ -92,10 +53,6 @@ class RacedLoop:
         self.log: deque[tuple[float, str, float]] = deque(maxlen=5000)
         self._stepped, self._calls, self._begun_s = 0, 0, 0.0
         self._is_only_counted, self._watched_s = False, -math.inf
-        self._event: Callable[[], Any] = HostEvent
-        if self.plans.device.type != "cpu":  # events time the step, and the loop never waits
-            event = torch.get_device_module(self.plans.device).Event
-            self._event = partial(event, enable_timing=True)
         self._step: TimedStep  # the latest step that is not only counted
         self._waiting: deque[TimedStep] = deque()
         self._evaluates = 0  # watched steps until the winner is applied again
@@ -160,11 +117,9 @@ class RacedLoop:
             self._force(BASELINE)
             self._examiner.begin(self._to_record)
             self._to_record = None
-        event, kind = self._event, self._kinds.of(args, kwargs)
-        self._step = TimedStep(kind, event(), event(), event())
         if learned := self.plans.look_up(args, kwargs):
             self.race.waiting = [*dict.fromkeys([learned, *self.race.waiting])]
-        self._step.begin.record()
+        self._step = TimedStep(self._kinds.of(args, kwargs), self.plans.device)
 
     def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
         """Run a call; if it fails under a plan, and not without a plan, drop the plan."""
@@ -244,7 +199,7 @@ class RacedLoop:
                 self._noted(step)
 
     def _noted(self, step: TimedStep) -> None:
-        race, seconds = self.race, step.begin.elapsed_time(step.end) / 1e3
+        race, seconds = self.race, step.seconds
         race.elapsed_s = clock.now() - self._began_s
         if self.plans.was_restored:
             self.plans.unapply()
@@ -335,41 +290,34 @@ class RacedLoop:
     def _go_on(self) -> None:
         """Put the race's choice for the next step into force."""
         if self.race.is_settled and not self._evaluates:
-            self.settle()
+            self._force(self.race.leader, self.race.proof)
         else:
             self._evaluates = max(self._evaluates - 1, 0)
             self._force(self.race.active)
 
-    def _force(self, name: str) -> None:
-        """Replace the plan in force by another; charge the race, and drop a plan that fails."""
-        begun_s = clock.now()
-        if name != self.plans.in_force:
-            self.plans.unapply()
-        if name == self.plans.in_force:
+    def _force(self, name: str, proof: Ratio | None = None) -> None:
+        """Replace the plan in force by another; charge the race, and drop a plan that fails.
+
+        With a proof the plan is applied, so that reports show it, and stored.
+        """
+        race, plans, begun_s = self.race, self.plans, clock.now()
+        if name != plans.in_force:
+            plans.unapply()
+        if name == plans.in_force and (proof is None or plans.is_applied):
             return
         if name != BASELINE:
             with suppress(Exception):  # `force` below reports the error
-                self.plans.contexts_of(name)  # planned once, so not counted as a switch
+                plans.contexts_of(name)  # planned once, so not counted as a switch
         prepared_s = clock.now()
-        self.race.charge(prepared_s - begun_s, 0.0)
-        if why := self.plans.force(name):
-            self.race.drop(name, why)
-        self.race.switched(clock.now() - prepared_s)
-
-    def settle(self) -> None:
-        """Apply the leader as `apply_speedups` does, so that reports show it; store the leader."""
-        leader = self.race.leader
-        if self.plans.in_force == leader and (self.plans.is_applied or leader == BASELINE):
-            return
-        begun_s = clock.now()
-        self.plans.unapply()
-        why = self.plans.apply(leader, self.race.proof)
-        self.race.charge(clock.now() - begun_s, 0.0)
-        if why:
-            self.race.drop(leader, why)
-            self._force(BASELINE)
-        elif self.plans.is_applied:
-            self.plans.store(leader, self.race.proof)
+        race.charge(prepared_s - begun_s, 0.0)
+        if why := plans.force(name, proof):
+            race.drop(name, why)
+        if proof is None:
+            race.switched(clock.now() - prepared_s)
+        else:
+            race.charge(clock.now() - prepared_s, 0.0)
+        if plans.is_applied:
+            plans.store(name, proof)
 
     def pause(self) -> None:
         """Stop the race for now, as at the end of a cell; the winner stays in force, or no plan."""
@@ -380,8 +328,7 @@ class RacedLoop:
             beat.take()
         self._waiting.clear()
         self.is_paused = True
-        self.race.pause()
-        self.settle()
+        self._force(self.race.pause(), self.race.proof)
 
     def end(self) -> None:
         """Restore everything except the trained parameters."""

@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.catalog.model_changes import background_compile
 from speedkit_jupyter.extras.auto import compiling
-from speedkit_jupyter.extras.auto.discovery import Kinds
-from speedkit_jupyter.extras.auto.remaining import Remaining
+from speedkit_jupyter.extras.auto.steps import Kinds, Remaining
 from speedkit_jupyter.machines.hardware import cxx_compiler
 from speedkit_jupyter.search import learning
 
