@@ -244,8 +244,8 @@ class Auto:
         self, models: Any, optimizers: Any, period: int, found: Discovery | None = None
     ) -> None:
         model, optimizer = self.only
-        parts = [] if model is None else [*model.modules()]
-        has_model = model is None or any(one is part for one in models for part in parts)
+        parts = models if model is None else [*model.modules()]
+        has_model = any(one is part for one in models for part in parts)
         if not has_model or (optimizer is not None and optimizer not in optimizers):
             self._ignored.update(map(id, optimizers))
             return None

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 from IPython import get_ipython
-from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.extras.auto.auto import OVERHEAD, Auto
@@ -20,7 +19,6 @@ from speedkit_jupyter.notebook.progress import INTERVAL_S, LiveOutput
 from speedkit_jupyter.notebook.session import Session, current
 from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.support import messages
-from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak import at_unload
 
 # `auto` leaves out cells that begin with these magics, which may measure, or run a cell inside.
@@ -167,8 +165,7 @@ def _run(shell: Any, source: str) -> None:
     error = result.error_before_exec or result.error_in_exec
     if error is None:
         return
-    is_ours = isinstance(error, SyntaxError | UsageError | SpeedKitError)
-    if not is_ours and not hasattr(error, "_render_traceback_"):
+    if not hasattr(error, "_render_traceback_"):
         kind, trace, formatter = type(error), error.__traceback__, shell.InteractiveTB
         lines = formatter.structured_traceback(kind, error, trace, tb_offset=1)
         vars(error)["_render_traceback_"] = lambda: lines  # not the error, which holds the model

@@ -56,7 +56,7 @@ class Race:
         self._objection, self._remaining, self.load = objection, remaining, load
         self._examination_s = examination_s
         self.waiting, self.tried = [*rivals], dict[str, Duel | None]()
-        self.leader = self.active = BASELINE
+        self.leader = BASELINE
         self.proof: Ratio | None = None
         self.reasons: dict[str, str] = {}
         self.lost_s = self.elapsed_s = self._once_s = self.allowed_s = 0.0
@@ -69,6 +69,13 @@ class Race:
         )
         self._blocks: list[Block] = []  # of the current round, complete or not
         self.again: list[str] = []
+
+    @property
+    def active(self) -> str:
+        """Return the plan of the block; between rounds, the leader or a rival that is likely."""
+        if self._blocks:
+            return self._blocks[-1].name
+        return self.duel.rival if self.duel is not None and self.duel.is_likely else self.leader
 
     @property
     def is_settled(self) -> bool:
@@ -92,9 +99,7 @@ class Race:
         self.elapsed_s = elapsed_s
         if seconds is not None:
             self._timed(seconds, kind)
-        if self.to_examine():
-            self.active = self.leader
-        elif not self._blocks:
+        if not self._blocks and not self.to_examine():
             self._begin_round()
         return self.active
 
@@ -162,17 +167,16 @@ class Race:
             self.duel, self._blocks = None, []
         if name == self.leader:
             self.leader, self.proof = BASELINE, None
-        self.active = self.leader
 
     def begin_with(self, name: str, proof: Ratio) -> None:
         """End the race with the winner and the proof of an earlier run."""
         self.tried[name] = None
         self.waiting, self.duel, self._blocks = [], None, []
-        self.leader, self.active, self.proof = name, name, proof
+        self.leader, self.proof = name, proof
 
     def pause(self) -> str:
-        """Discard the current round, as between two cells; activate and return the leader."""
-        self._blocks, self.active = [], self.leader
+        """Discard the current round, as between two cells; return the leader."""
+        self._blocks = []
         return self.leader
 
     # Rounds.
@@ -181,15 +185,12 @@ class Race:
         duel = self.duel = self._next_duel()
         if duel is not None and self._affords_round(duel):
             self._begin_block(self._random.choice([duel.rival, duel.leader]))
-        else:
-            self.active = duel.rival if duel is not None and duel.is_likely else self.leader
 
     def _begin_block(self, name: str) -> None:
         # Not for short steps: reading takes 0.2 ms, and many rounds fit between two delays.
         load = self.load if self.step_s >= BLOCK_S else None
         if load is not None:
             load.begin()
-        self.active = name
         self._blocks.append(Block(name, load))
 
     def _next_duel(self) -> Duel | None:
@@ -238,7 +239,6 @@ class Race:
 
     def _end_round(self, duel: Duel) -> None:
         blocks, self._blocks = {one.name: one for one in self._blocks}, []
-        self.active = self.leader
         result = duel.note(blocks[duel.leader], blocks[duel.rival], self.proof is not None)
         if isinstance(result, Ratio):
             self._won(duel, result)
@@ -262,4 +262,4 @@ class Race:
             times = ratio.median * known.median, ratio.low * known.low, ratio.high * known.high
             ratio = Ratio(*times, ratio.pairs)
         self.waiting.remove(duel.rival)
-        self.proof, self.leader, self.active, self.duel = ratio, duel.rival, duel.rival, None
+        self.proof, self.leader, self.duel = ratio, duel.rival, None

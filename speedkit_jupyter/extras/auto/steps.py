@@ -20,7 +20,8 @@ from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL, plain_call
-from speedkit_jupyter.torchglue.private import batches_given, is_transforming, tree_leaves
+from speedkit_jupyter.torchglue.private import batches_given, is_transforming
+from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Once more than this many different shapes of inputs were seen, inputs of new shapes are grouped by
 # the number of tensors and the number of elements, in steps by a factor of 2 ** 0.25.
@@ -89,7 +90,7 @@ class Kinds:
     def of(self, args: Any, kwargs: Any) -> Hashable:
         """Count a call, and return its kind."""
         self._calls += 1
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        given = tensors_in((args, kwargs))
         shapes = tuple(tuple(one.shape) for one in given)
         if len(self._seen) <= MOST_KINDS or shapes in self._seen:
             self._seen[shapes] += 1
