@@ -157,6 +157,15 @@ def plan(
     return Plan(tuple(decisions), hardware, original, config)
 
 
+def precision_of(plan: Plan) -> str:
+    """Return the lowest precision that a plan gives matrix products; fp32 by default."""
+    if plan["precision"].active:
+        return str(plan["precision"].value)
+    if plan["tf32"].active and plan["tf32"].value != "highest":
+        return "bf16" if plan.facts.device_type == "cpu" else "tf32"
+    return "fp32"
+
+
 def together(plans: Sequence[Plan]) -> Plan:
     """Return one plan for a step with several models: an active decision takes precedence."""
     ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)  # trained models first

@@ -16,7 +16,7 @@ import torch
 
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans.context import MeasuredContext
-from speedkit_jupyter.plans.planning import together
+from speedkit_jupyter.plans.planning import precision_of, together
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
@@ -86,12 +86,7 @@ class Runner:
     @property
     def precision(self) -> str:
         """Return the lowest precision that the plan gives matrix products; fp32 by default."""
-        plan = together([context.plan for context in self.contexts])
-        if plan["precision"].active:
-            return str(plan["precision"].value)
-        if plan["tf32"].active and plan["tf32"].value != "highest":
-            return "bf16" if self.device.type == "cpu" else "tf32"
-        return "fp32"
+        return precision_of(together([context.plan for context in self.contexts]))
 
     def applied(self) -> ExitStack:
         """Put the plan in force, with the surroundings of steps; the returned stack undoes both."""

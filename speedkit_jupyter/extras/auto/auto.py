@@ -14,13 +14,13 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.extras.auto.discovery import Discovery
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.extras.auto.raced_loop import RacedLoop
-from speedkit_jupyter.extras.auto.remaining import Remaining
 from speedkit_jupyter.extras.auto.report import is_short, summary
+from speedkit_jupyter.extras.auto.steps import Remaining
 from speedkit_jupyter.plans.registry import is_measuring
 from speedkit_jupyter.report.tracebacks import hide_when_interrupted
-from speedkit_jupyter.right.reference import parameters_of
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.clock import BUSY, SELDOM
+from speedkit_jupyter.step.reachable import holding
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
@@ -93,7 +93,7 @@ class Auto:
     """The races of plans on the loops of one thread: the thread that calls `begin`.
 
     `overhead` and `evaluation` are as in `auto`, with the same ArgumentError. `say` gets lines for
-    the user during a cell; `changed` gets this object after each optimizer step of a known loop.
+    the user during a cell; `changed` gets the loop after each optimizer step of a known loop.
     `busy` is a sentence if other programs used over 10 % of the CPU in the last cell, else empty.
     """
 
@@ -102,7 +102,7 @@ class Auto:
         overhead: float = OVERHEAD,
         evaluation: str = "plan",
         say: Callable[[str], None] = print,
-        changed: Callable[[Auto], None] | None = None,
+        changed: Callable[[RacedLoop], None] = lambda loop: None,
     ) -> None:
         if not isinstance(overhead, int | float) or not 0 <= overhead <= 1:
             raise ArgumentError(f"overhead is a share from 0 to 1, as 0.02, not {overhead!r:.40}")
@@ -117,7 +117,7 @@ class Auto:
         self.changed = changed
         self.thread = threading.get_ident()
         self._stack = ExitStack()
-        self._discovery: Discovery | None = None
+        self._discovery = Discovery(self._predicts, self._is_known)
         self._ignored: set[int] = set()
         self.is_paused, self.busy = True, ""
         self._load = clock.Interruptions()
@@ -127,27 +127,19 @@ class Auto:
     def begin(self) -> None:
         """Set hooks on optimizers, backward() and data loaders; races start with `begin_cell`."""
         RUNNING.append(self)
+        self._stack.callback(RUNNING.remove, self)
         hooks = optimizer_hooks(after=self._after), self._remaining.watching()
         for one in (*hooks, patched(torch.autograd, "backward", self._noting_loss)):
             self._stack.enter_context(one)
 
     def end(self) -> None:
         """Remove the hooks; restore every flag and object, and keep the trained parameters."""
-        if self in RUNNING:
-            RUNNING.remove(self)
-        self._end_discovery()
-        for loop in self.loops:
-            loop.end()
-        self._stack.close()
+        with self._stack:
+            self._discovery.end()
+            for loop in self.loops:
+                loop.end()
         self.loops.clear()
         self.latest = None
-
-    def pause(self) -> None:
-        """Stop racing and watching until the next cell; each loop keeps its winner, or no plan."""
-        self.is_paused = True
-        self._end_discovery()
-        for loop in self.loops:
-            loop.pause()
 
     def begin_cell(self) -> None:
         """Reset totals and refusals; watch the known loops again, and look for new loops."""
@@ -156,14 +148,19 @@ class Auto:
             loop.begin_cell()
         self._ignored.clear()
         self.is_paused, self._load = False, clock.Interruptions()
-        self._discover()
+        self._discovery.begin()
 
     def end_cell(self, in_notebook: bool = True) -> list[str]:
-        """End a cell's rounds; return lines on loops and refusals, with magics `in_notebook`."""
-        known = {id(model) for loop in self.loops for model in loop.plans.live_models}
-        if self._discovery is not None and (why := self._discovery.obstacle(known)):
+        """Stop racing until the next cell; each loop keeps its winner, or no plan.
+
+        Returns lines on loops and refusals, which name magics if `in_notebook`.
+        """
+        if why := self._discovery.obstacle():
             self._refuse([], why)
-        self.pause()
+        self.is_paused = True
+        self._discovery.end()
+        for loop in self.loops:
+            loop.pause()
         share = self._load.others_share()
         self.busy = f"{BUSY}: other programs used {share:.0%} of the CPU" if share > SELDOM else ""
         loops = [loop for loop in (*self._over, *self.loops) if not is_short(loop)]
@@ -182,10 +179,10 @@ class Auto:
 
     @hide_when_interrupted
     def _differentiated(self, tensors: Any) -> None:
-        if self._discovery is not None:
-            self._discovery.differentiated()
-        watched = [] if self.is_paused else [one for one in self.loops if one.is_watched]
-        for loop in watched:
+        if self.is_paused:
+            return
+        self._discovery.differentiated()
+        for loop in [*self.loops]:
             self._safely(loop, partial(loop.differentiated, tensors))
 
     @hide_when_interrupted
@@ -196,13 +193,13 @@ class Auto:
         if loop is None:
             for over in [one for one in self.loops if one.trains and not len(one.plans.optimizers)]:
                 self._end(over)  # the optimizer was deleted: a cell ran again
-            if not is_measuring() or any(one.plans.is_forced for one in self.loops):
+            plans = (one.plans for one in self.loops if not one.plans.is_applied)
+            if not is_measuring() or any(one.in_force != BASELINE for one in plans):
                 self._discovered(optimizer)
             return
         self.latest = loop
         self._safely(loop, loop.stepped)
-        if self.changed is not None:
-            self.changed(self)
+        self.changed(loop)
 
     def _safely(self, loop: RacedLoop, do: Callable[[], None]) -> None:
         """Call `do`; after an error of SpeedKit drop the loop, which goes on without a plan."""
@@ -218,33 +215,22 @@ class Auto:
 
     # Discovery of new loops.
 
-    def _discover(self) -> Discovery:
-        if self._discovery is None:
-            self._discovery = Discovery(self._predicts, self._is_known, self._end_discovery)
-        return self._discovery
-
-    def _end_discovery(self) -> None:
-        if self._discovery is not None:
-            self._discovery.end()
-        self._discovery = None
-
     def _discovered(self, optimizer: torch.optim.Optimizer) -> None:
         """Note an optimizer step of a new loop; add or refuse the loop once its period is known."""
-        found = self._discover()
+        found = self._discovery
+        found.begin()
         found.stepped(optimizer)
         if (period := found.period) is None:
             return
         optimizers = list({id(one): one for one in found.optimizers}.values())
-        steps = {id(one) for one in parameters_of(optimizers)}
-        every = found.models.values()
-        models = [one for one in every if any(id(p) in steps for p in one.parameters())]
-        self._end_discovery()
+        models = [one for one in found.models.values() if holding(optimizers, one)]
         if not period:
             self._refuse(optimizers, "its optimizers step in no regular order")
         elif not models:
             self._refuse(optimizers, "it calls no model that its optimizer trains")
         else:
             self._add(models, optimizers, period, found)
+        found.end()
 
     def _predicts(self, model: torch.nn.Module) -> None:
         """Add a loop for a model that only predicts, except in a measurement or a known loop."""
@@ -258,8 +244,8 @@ class Auto:
         self, models: Any, optimizers: Any, period: int, found: Discovery | None = None
     ) -> None:
         model, optimizer = self.only
-        parts = [] if model is None else [*model.modules()]
-        has_model = model is None or any(one is part for one in models for part in parts)
+        parts = models if model is None else [*model.modules()]
+        has_model = any(one is part for one in models for part in parts)
         if not has_model or (optimizer is not None and optimizer not in optimizers):
             self._ignored.update(map(id, optimizers))
             return None

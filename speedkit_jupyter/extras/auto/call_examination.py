@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.right.deviations import of_gradients, sums, total
 from speedkit_jupyter.right.judge import beyond_limit
-from speedkit_jupyter.right.reference import replayed
+from speedkit_jupyter.right.reference import LOW, parameters_of, replayed
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.state.snapshot import ProcessSettings, generators, module_state_kept
 from speedkit_jupyter.support.exceptions import in_a_line
@@ -29,7 +29,6 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 
 # A step with this many calls or more is not examined: a loop over time steps may have thousands.
 MOST_CALLS = 32
-LOWERED = (torch.bfloat16, torch.float16)
 # The floating-point results of a step's calls, and the gradients by the ids of parameters.
 Outcome = tuple[list[torch.Tensor], dict[int, torch.Tensor]]
 # Expected time of an examination: a share of a step, plus seconds to plan and to compare.
@@ -46,25 +45,16 @@ class NotedCall:
     """A model's call: arguments, floating-point results, and the results' gradients.
 
     `random` has the generators' states before the call, `drawn` the states after a call that draws.
+    `versions` are the version counters of the tensors in the arguments.
     """
 
     module: torch.nn.Module
     arguments: tuple[Any, Any]
-    versions: list[int]  # version counters of the tensors in the arguments
+    versions: list[int]
     random: ProcessSettings
-    results: list[torch.Tensor] = field(default_factory=list)
+    drawn: ProcessSettings | None
+    results: list[torch.Tensor]
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
-    hooks: list[Any] = field(default_factory=list)
-    drawn: ProcessSettings | None = None
-
-    def ended(self, results: Any) -> None:
-        """Note the results, and the generators if the call drew; set hooks that note gradients."""
-        if self.random.changed():
-            self.drawn = ProcessSettings(generators())
-        self.results = [one for one in tensors_in(results) if one.is_floating_point()]
-        for number, one in enumerate(self.results):
-            if one.requires_grad and torch.is_grad_enabled():
-                self.hooks.append(one.register_hook(partial(_add, self.gradients, number)))
 
 
 class Examiner:
@@ -74,8 +64,8 @@ class Examiner:
     is empty, for the compiler. `seconds` is the duration of the last repetition and comparison.
     """
 
-    def __init__(self, plans: LoopPlans, trains: bool) -> None:
-        self._plans, self._trains = plans, trains
+    def __init__(self, plans: LoopPlans) -> None:
+        self._plans = plans
         self._outcomes: dict[frozenset[Any], str] = {}  # objections by rounding, or ""
         self._failures = Counter[str]()  # by plan
         self.name, self.is_recording, self.is_repeating, self.seconds = "", False, False, 0.0
@@ -86,27 +76,35 @@ class Examiner:
         """Record the next step, which must run without a plan; set hooks that note gradients."""
         self.end()
         self.name, self.is_recording = name, True
-        every = (one for model in self._plans.live_models for one in model.parameters())
-        for one in every:
-            if self._trains and one.requires_grad:
+        for one in parameters_of(self._plans.live_models):
+            if self._plans.trains and one.requires_grad:
                 self._hooks.append(one.register_hook(partial(_add, self._gradients, id(one))))
 
-    def begin_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> NotedCall | None:
-        """Return a new record for a call; None outside a recording, and after MOST_CALLS calls."""
-        if not self.is_recording or len(self._calls) == MOST_CALLS:
-            return None
-        versions, drawn = _versions((args, kwargs)), ProcessSettings(generators())
-        self._calls.append(NotedCall(module, (args, kwargs), versions, drawn))
-        return self._calls[-1]
+    def recorded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of the call `below`; record the call, unless it is beyond MOST_CALLS.
 
-    def forget(self, call: NotedCall) -> None:
-        """Drop the record of a call that raised an error, which the user may catch."""
-        self._calls = [one for one in self._calls if one is not call]
+        A call that raises an error, which the user may catch, is not recorded.
+        """
+        __tracebackhide__ = True  # in errors of the user's model
+        if len(self._calls) == MOST_CALLS:
+            return below(*args, **kwargs)
+        versions, random = _versions((args, kwargs)), ProcessSettings(generators())
+        result = below(*args, **kwargs)
+        if not self.is_recording:  # a backward pass inside of the call has ended it
+            return result
+        drawn = ProcessSettings(generators()) if random.changed() else None
+        floats = [one for one in tensors_in(result) if one.is_floating_point()]
+        call = NotedCall(module, (args, kwargs), versions, random, drawn, floats)
+        for number, one in enumerate(floats):
+            if one.requires_grad and torch.is_grad_enabled():
+                self._hooks.append(one.register_hook(partial(_add, call.gradients, number)))
+        self._calls.append(call)
+        return result
 
     def end(self) -> None:
         """End a recording: remove its hooks, and drop its calls and gradients."""
         self.is_recording = False
-        for hook in (*self._hooks, *(one for call in self._calls for one in call.hooks)):
+        for hook in self._hooks:
             hook.remove()
         self._calls, self._gradients, self._hooks = [], {}, []
 
@@ -129,7 +127,7 @@ class Examiner:
         # The first call of a compiled plan loads the code.
         most_s = math.inf if compiles else TOO_SLOW * step_s + TOO_SLOW_S
         try:
-            with self._repeating():
+            with self.repeating():
                 why = self._compare(name, compiles, most_s) or self._plans.compile_failure(name)
         except TimeoutError:
             return f"a call under it takes longer than {TOO_SLOW:.0f} steps"
@@ -139,27 +137,20 @@ class Examiner:
             why = f"it failed: {in_a_line(error)}"
         return self.reject(name, why)
 
-    def trace(self, tracing: Callable[[bool], AbstractContextManager[Any]]) -> str:
-        """Repeat the recorded step for the compiler; return why tracing failed, or "".
-
-        `tracing(draws)` returns a context for the repetition; `draws` tells whether calls draw.
-        """
-        try:
-            with self._repeating(), tracing(any(call.drawn is not None for call in self._calls)):
-                self._repeated(compiles=True)
-        except Exception as error:
-            return in_a_line(error)
-        return ""
+    @property
+    def draws(self) -> bool:
+        """Return whether a recorded call draws random numbers."""
+        return any(call.drawn is not None for call in self._calls)
 
     @contextmanager
-    def _repeating(self) -> Iterator[None]:
+    def repeating(self) -> Iterator[None]:
         """End the recording; time its repetition in the block, and restore modules and generators.
 
         Raises ValueError if the step can't be repeated. Signals wait for the end of the block.
         """
         with interrupts.held_back():
             begun_s, self.is_repeating = clock.now(), True
-            has_hooks, recorded = bool(self._hooks), (self._calls, self._gradients)
+            recorded = self._calls, self._gradients
             self.end()
             self._calls, self._gradients = recorded
             try:
@@ -167,7 +158,7 @@ class Examiner:
                     raise ValueError(f"the step calls no model, or {MOST_CALLS} times or more")
                 if any(call.versions != _versions(call.arguments) for call in self._calls):
                     raise ValueError("the model's inputs are changed in place")
-                if has_hooks and not any(call.gradients for call in self._calls):
+                if self._plans.trains and not any(call.gradients for call in self._calls):
                     raise ValueError("the backward pass reaches no result of the model")
                 with module_state_kept(self._plans.live_models):
                     yield
@@ -187,7 +178,7 @@ class Examiner:
         precision = self._plans.precision(name)
         known = [result for call in self._calls for result in call.results], self._gradients
         with self._plans.acting(name):
-            found = self._repeated(compiles, most_s)
+            found = self.repeat(compiles, most_s)
         drawn = self._calls[-1].drawn
         if compiles and drawn is not None and drawn.changed():
             return "compiled code draws other random numbers"
@@ -195,12 +186,15 @@ class Examiner:
             return f"the model keeps {kept}, a result that the plan lowers"
         if not self._differences(found, known, precision):
             return ""  # else: gradients may bypass the calls, as from a penalty on parameters
-        return self._differences(found, self._repeated(compiles=False), precision)
+        return self._differences(found, self.repeat(compiles=False), precision)
 
-    def _repeated(self, compiles: bool, most_s: float = math.inf) -> Outcome:
-        """Return the repeated calls' results and gradients. Raises TimeoutError after `most_s`."""
+    def repeat(self, compiles: bool, most_s: float = math.inf) -> Outcome:
+        """Repeat the calls, inside `repeating`; return their results and gradients.
+
+        Raises TimeoutError after `most_s`.
+        """
         draw_again = nullcontext if compiles else partial(replayed, set())  # modes disable Dynamo
-        every = (one for model in self._plans.live_models for one in model.parameters())
+        every = parameters_of(self._plans.live_models)
         trained = [one for one in every if id(one) in self._gradients]
         found: dict[int, torch.Tensor] = {}
         results, begun_s = list[torch.Tensor](), clock.now()
@@ -230,19 +224,20 @@ class Examiner:
         (results, gradients), (known_results, known_gradients) = found, known
         if [one.shape for one in results] != [one.shape for one in known_results]:
             return "its results have other shapes"
-        for one in sums([(a, b.detach()) for a, b in zip(results, known_results, strict=True)]):
-            if words := _beyond(one.deviation(), one.size, "output", precision):
-                return f"a result is {words}"
+        of_results = sums([(a, b.detach()) for a, b in zip(results, known_results, strict=True)])
+        rows = [("a result is", one.deviation(), one.size, "output") for one in of_results]
         every = (pair for model in self._plans.live_models for pair in model.named_parameters())
         named = {name: id(one) for name, one in every if id(one) in known_gradients}
         pairs = [(gradients.get(key), known_gradients[key]) for key in named.values()]
         parts = dict(zip(named, sums(pairs), strict=True))
         whole = total([*parts.values()])
-        if words := _beyond(whole.deviation(), whole.size, "gradients", precision):
-            return f"the gradients are {words}"
+        rows.append(("the gradients are", whole.deviation(), whole.size, "gradients"))
         for (name, part), deviation in zip(parts.items(), of_gradients(parts), strict=True):
-            if words := _beyond(deviation, part.size, "gradient", precision):
-                return f"the gradient of {name} is {words}"
+            rows.append((f"the gradient of {name} is", deviation, part.size, "gradient"))
+        for what, deviation, size, kind in rows:
+            excess, words = beyond_limit(deviation, size, None, kind, precision)
+            if excess > 1:
+                return f"{what} {words}"
         return ""
 
 
@@ -251,7 +246,7 @@ def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
     for model in models:
         for name, part in model.named_modules():
             for key, value in vars(part).items():
-                if isinstance(value, torch.Tensor) and value.dtype in LOWERED:
+                if isinstance(value, torch.Tensor) and value.dtype in LOW:
                     return f"{name}.{key}".lstrip(".")
     return ""
 
@@ -261,11 +256,6 @@ def _add(table: dict[int, torch.Tensor], key: int, gradient: torch.Tensor) -> No
     table[key] = gradient.detach() if known is None else known + gradient
 
 
-def _beyond(found: Any, size: int, kind: str, precision: str) -> str:
-    excess, words = beyond_limit(found, size, None, kind, precision)
-    return words if excess > 1 else ""
-
-
 def _apart(value: Any) -> Any:
     """Return a tensor detached from its graph, which backward() has freed; return others as is."""
     is_tensor = isinstance(value, torch.Tensor) and value.requires_grad
@@ -273,5 +263,5 @@ def _apart(value: Any) -> Any:
 
 
 def _versions(values: Any) -> list[int]:
-    """Return the tensors' version counters, raised by in-place writes; 0 for inference tensors."""
-    return [0 if one.is_inference() else version(one) for one in tensors_in(values)]
+    """Return the tensors' version counters, which in-place writes raise."""
+    return [version(one) for one in tensors_in(values)]

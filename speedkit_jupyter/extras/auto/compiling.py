@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 from speedkit_jupyter import catalog
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.compile import Compile, expected_s
+from speedkit_jupyter.catalog.model_changes.background_compile import SubprocessCompiler
 from speedkit_jupyter.catalog.model_changes.calls import CALLS
 from speedkit_jupyter.catalog.model_changes.compiled import CompiledCode
 from speedkit_jupyter.extras.auto.loop_plans import COMPILE, LoopPlans
 from speedkit_jupyter.extras.auto.race import Race
-from speedkit_jupyter.extras.auto.remaining import Remaining
+from speedkit_jupyter.extras.auto.steps import Remaining
 from speedkit_jupyter.rounds import clock
 
 # Expected cost for the loop: TRACING_S seconds to trace the model, and two shares of the compiling
@@ -28,15 +28,15 @@ GAIN, COMPILE_AFTER_STEPS = 0.1, 50
 class BackgroundCompile:
     """The background compilation of a loop's best plan, which happens once.
 
-    `is_tracing` tells that a step is to be traced, `is_running` that another process compiles the
-    plan `name`. `loading_s` are the expected seconds to load the finished code.
+    `name` is the compiled plan once a step was recorded for tracing, and `is_running` tells that
+    another process compiles it. `loading_s` are the expected seconds to load the finished code.
     """
 
     def __init__(self, plans: LoopPlans, remaining: Remaining) -> None:
         self.name, self._plans, self._remaining = "", plans, remaining
-        self._codes: list[CompiledCode] = []
+        self._compilers: list[SubprocessCompiler] = []
         self._slowed_s = self._charged_s = self._begun_s = self.loading_s = 0.0
-        self.is_tracing = self.is_running = False
+        self.is_running = False
         known = [expected_s(one, Compile.default) for one in plans.facts if plans.can_compile]
         compiling_s = sum(COMPILING_S if one is None else one for one in known)
         self._cost_s = TRACING_S + (SLOWED + LOADING) * compiling_s
@@ -47,41 +47,50 @@ class BackgroundCompile:
         An earlier run's compiled winner is due at once, the leader of a settled race after
         COMPILE_AFTER_STEPS, each only if the gain in the remaining time pays for compiling.
         """
-        plans, known = self._plans, self._plans.learned_compiled
-        if self.name or self.is_tracing or not plans.can_compile:
-            return self.is_tracing
-        is_new = (
-            race.is_settled and not plans.is_compiled(race.leader) and steps >= COMPILE_AFTER_STEPS
-        )
-        if known or (is_new and race.affords(self._cost_s)):
-            remaining_s = self._remaining.seconds(race.elapsed_s)
-            self.is_tracing = self._cost_s <= (plans.saved or GAIN) * remaining_s
-        if self.is_tracing:
-            race.pause()
-            race.allowed_s = self._cost_s if known else 0.0
-        return self.is_tracing
+        plans = self._plans
+        if self.name or not plans.can_compile:
+            return False
+        known = plans.learned.get(self._learned)
+        is_new = race.is_settled and not plans.is_compiled(race.leader)
+        is_new = is_new and steps >= COMPILE_AFTER_STEPS
+        if known is None and not (is_new and race.affords(self._cost_s)):
+            return False
+        gain = GAIN if known is None else 1 - 1 / known.low
+        if self._cost_s > gain * self._remaining.seconds(race.elapsed_s):
+            return False
+        race.pause()
+        race.allowed_s = self._cost_s if known else 0.0
+        return True
+
+    @property
+    def _learned(self) -> str:
+        """Return the name of an earlier run's winner if it is a compiled plan, else ""."""
+        return next(filter(self._plans.is_compiled, self._plans.learned), "")
+
+    def choose(self, leader: str, draws: bool) -> None:
+        """Set `name`: the plan to compile, for calls that draw random numbers if `draws`."""
+        self.name = self._plans.compiled(self._learned or leader, draws)
 
     @contextmanager
-    def tracing(self, leader: str, draws: bool) -> Iterator[None]:
-        """Trace the calls of the block, which draw random numbers if `draws`; start to compile."""
-        self.is_tracing = False
-        self.name = self._plans.compiled(self._plans.learned_compiled or leader, draws)
+    def tracing(self) -> Iterator[None]:
+        """Trace the calls of the block; start to compile."""
+        codes: list[CompiledCode] = []
         with self._plans.acting(self.name), ExitStack() as stack:
             for context in self._plans.contexts_of(self.name):
                 decision, target = context.own_plan[COMPILE], Target(context.target.model)
                 decision = replace(decision, details={**decision.details, "background": True})
                 layers = catalog.named(COMPILE).calls(decision, target)
                 stack.enter_context(CALLS.overriding([(one.module, one) for one in layers]))
-                self._codes.append(target.memo.compiled_call)
+                codes.append(target.memo.compiled_call)
             yield
-            for code in self._codes:
-                if code.background is not None:
-                    code.background.begin()
+            self._compilers = [one for code in codes if (one := code.background) is not None]
+            for one in self._compilers:
+                one.begin()
         self._begun_s, self.is_running = clock.now(), True
 
     def outcome(self, may_go_on: bool) -> str | None:
         """Return the failure, "" if done, else None; stop compiling unless `may_go_on`."""
-        is_done = self.is_running and all(one.is_done() for one in self._processes())
+        is_done = self.is_running and all(one.is_done() for one in self._compilers)
         if not self.is_running or (may_go_on and not is_done):
             return None
         if not is_done:
@@ -89,10 +98,7 @@ class BackgroundCompile:
             return "it slowed the loop down"
         self.is_running = False
         self.loading_s = max(TRACING_S, LOADING * (clock.now() - self._begun_s))
-        return next((one.why_not for one in self._processes() if one.why_not), "")
-
-    def _processes(self) -> list[Any]:
-        return [one for code in self._codes if (one := code.background) is not None]
+        return next((one.why_not for one in self._compilers if one.why_not), "")
 
     def slowed_by(self, seconds: float, usual_s: float | None) -> float:
         """Return the seconds to charge for a step that may have waited for the compiling process.
@@ -107,5 +113,5 @@ class BackgroundCompile:
 
     def end(self) -> None:
         self.is_running = False
-        for code in self._codes:
-            code.end()
+        for one in self._compilers:
+            one.end()

@@ -1,20 +1,17 @@
-"""Find the user's loops by hooks on all modules; watch a loop's calls, and sort them by shapes."""
+"""Find the user's loops by hooks on all modules."""
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.modules import module as torchs
 
-from speedkit_jupyter.catalog.model_changes.calls import Call
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.torchglue.modules import COMPILED_CALL, plain_call
-from speedkit_jupyter.torchglue.private import is_transforming, tree_leaves
+from speedkit_jupyter.torchglue.private import is_transforming
 
 # Most optimizer steps in one step of a loop. A period counts once it was seen twice in a row.
 MOST_IN_A_PERIOD = 8
@@ -23,33 +20,39 @@ FIRST_STEPS = 3
 # Calls of known models after which a cell is not searched for other loops: a hook on all modules
 # costs some 20 microseconds for each call of a module.
 KNOWN_CALLS = 8
-# Once more than this many different shapes of inputs were seen, inputs of new shapes are grouped by
-# the number of tensors and the number of elements, in steps by a factor of 2 ** 0.25.
-MOST_KINDS = 8
 
 
 class Discovery:
     """The first steps of a new loop: its models, and its optimizers in the order of their steps.
 
-    Until `end` the calls of all modules in this thread are watched. `models` are the outermost
-    modules that were called with gradients enabled and have trainable parameters. `has_autocast`
-    tells whether the loop uses autocast itself; `seconds` is the time of its steps. `predicts` is
-    called with a module in eval mode after FIRST_STEPS calls without gradients, if no model trains.
-    `rest` is called after KNOWN_CALLS calls of modules that are `known`, if no other model trains.
+    From `begin` to `end` the calls of all modules in this thread are watched. `models` are the
+    outermost modules that were called with gradients enabled and have trainable parameters.
+    `has_autocast` tells whether the loop uses autocast itself; `seconds` is the time of its steps.
+    `predicts` is called with a module in eval mode after FIRST_STEPS calls without gradients, if no
+    model trains. After KNOWN_CALLS calls of modules that are `known`, if no other model trains, the
+    watching ends.
     """
 
     def __init__(
         self,
         predicts: Callable[[torch.nn.Module], None],
         known: Callable[[torch.nn.Module], bool],
-        rest: Callable[[], None],
     ) -> None:
+        self._predicts, self._known = predicts, known
+        self._handles: list[Any] = []
+        self._forget()
+
+    def _forget(self) -> None:
         self.models, self._predicting = dict[int, torch.nn.Module](), Counter[int]()
-        self._predicts, self._known, self._rest = predicts, known, rest
         self.optimizers: list[torch.optim.Optimizer] = []
         self.has_autocast = self._is_functional = False
         self._depth = self._known_calls = self._backward_passes = self._passes_before = 0
         self.seconds = self._begun_s = 0.0
+
+    def begin(self) -> None:
+        """Set hooks on all modules, unless they are set."""
+        if self._handles:
+            return
         here = threading.get_ident()
 
         def before(module: torch.nn.Module, args: Any) -> None:
@@ -68,9 +71,10 @@ class Discovery:
         ]
 
     def end(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
+        """Remove the hooks, and forget all that was seen."""
+        while self._handles:
+            self._handles.pop().remove()
+        self._forget()
 
     def _called(self, module: torch.nn.Module) -> None:
         parameter = next(module.parameters(), None)
@@ -93,21 +97,19 @@ class Discovery:
         self._known_calls += self._known(module)
         is_quiet = self._known_calls >= KNOWN_CALLS and not self.optimizers
         if is_quiet and all(map(self._known, self.models.values())):
-            self._rest()
+            self.end()
 
     def differentiated(self) -> None:
         self._backward_passes += 1
 
-    def obstacle(self, known: Collection[int]) -> str:
-        """Return why no race runs on a loop without optimizer steps; empty without such a loop.
-
-        `known` are the ids of models in loops that were found already.
-        """
+    def obstacle(self) -> str:
+        """Return why no race runs on a loop without optimizer steps; empty without such a loop."""
         if self.optimizers:
             return ""
         if self._is_functional:
             return "torch.func computes its gradients"
-        is_loop = self.models.keys() - known and self._backward_passes >= FIRST_STEPS
+        is_known = all(map(self._known, self.models.values()))
+        is_loop = self._backward_passes >= FIRST_STEPS and not is_known
         return "no optimizer of torch makes its steps" if is_loop else ""
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -128,74 +130,3 @@ class Discovery:
             if all(a == b for a, b in zip(seen, seen[period:], strict=False)):
                 return period
         return 0
-
-
-class Beat(Call):
-    """A layer around a model that sends this thread's calls to `made`, outside of plans' layers.
-
-    `made(module, below, args, kwargs)` returns the call's result; `below` runs the call itself.
-    From `pass_calls` to `take`, calls with gradients skip `made`; with `counted` they are counted.
-    Without gradients, calls skip `made` while `is_plain()`: a rollout calls a small model often.
-    """
-
-    order = 2  # outside all layers of plans
-
-    def __init__(
-        self, module: torch.nn.Module, made: Callable[..., Any], is_plain: Callable[[], bool]
-    ) -> None:
-        super().__init__(module, only_in=threading.get_ident())
-        self._made, self._is_plain, self._passes, self._passed = made, is_plain, False, 0
-
-    def pass_calls(self, counted: bool) -> None:
-        self._passes, module = True, self.module
-        entries = vars(module) if module is not None else {}
-        is_only = self.inner is None and entries.get(COMPILED_CALL) is self
-        if is_only and not counted:  # the layer costs some 4 µs
-            entries[COMPILED_CALL] = None
-
-    def take(self) -> int:
-        """Send calls to `made` again; return the number of counted calls that skipped `made`."""
-        entries = vars(self.module) if self.module is not None else {}
-        if self._passes and entries.get(COMPILED_CALL, self) is None:
-            entries[COMPILED_CALL] = self
-        passed, self._passed, self._passes = self._passed, 0, False
-        return passed
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # in errors of the user's model
-        if torch.compiler.is_compiling() or is_transforming() or not self.acts():
-            return self.below(*args, **kwargs)
-        has_gradients = torch.is_grad_enabled()
-        if self._passes if has_gradients else self._is_plain():
-            self._passed += has_gradients
-            return (self.inner or plain_call(self.module))(*args, **kwargs)
-        return self._made(self.module, self.below, args, kwargs)
-
-
-class Kinds:
-    """The kinds of calls: calls of one kind do about the same amount of work.
-
-    A kind is the shapes of the input tensors. With many shapes, as of sentences, it is the number
-    of tensors and, roughly, of their elements.
-    """
-
-    def __init__(self) -> None:
-        self._seen: Counter[Hashable] = Counter()
-        self._calls = 0
-
-    @property
-    def usual(self) -> Hashable:
-        """Return the shapes that at least half of all calls have; None if there are none."""
-        kind, calls = self._seen.most_common(1)[0]
-        return kind if 2 * calls >= self._calls else None
-
-    def of(self, args: Any, kwargs: Any) -> Hashable:
-        """Count a call, and return its kind."""
-        self._calls += 1
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
-        shapes = tuple(tuple(one.shape) for one in given)
-        if len(self._seen) <= MOST_KINDS or shapes in self._seen:
-            self._seen[shapes] += 1
-            return shapes
-        elements = sum(one.numel() for one in given)
-        return len(given), round(4 * math.log2(max(elements, 1)))

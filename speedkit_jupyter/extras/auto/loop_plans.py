@@ -16,6 +16,7 @@ from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups, prepare
 from speedkit_jupyter.plans.context import MeasuredContext, SpeedContext, hidden
+from speedkit_jupyter.plans.planning import precision_of
 from speedkit_jupyter.right.reference import lowest
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
@@ -40,15 +41,14 @@ class LoopPlans:
     """The plans for the models and optimizers of one loop, and the plan in force.
 
     `candidates` holds the plans by name, and `facts` the models' facts without a plan. `learned`
-    has the proof of an earlier run's winner, by name. If the winner compiles, `learned_compiled` is
-    its name, and `saved` the share of a plain step's time that it saves at least.
+    has the proof of an earlier run's winner, by name. `trains` is false for models that only
+    predict, which have no optimizers here.
     """
 
     def __init__(
         self,
         models: Sequence[torch.nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
-        trains: bool,
         keep: Sequence[str],
     ) -> None:
         self._models = [weakref.ref(model) for model in models]
@@ -56,8 +56,7 @@ class LoopPlans:
         self.device = next(models[0].parameters()).device
         self.in_force = BASELINE
         self.learned: dict[str, Ratio] = {}
-        self.learned_compiled, self.saved = "", 0.0
-        self._trains = trains
+        self.trains = bool(optimizers)
         self._contexts: dict[str, list[MeasuredContext]] = {}
         self._stack = ExitStack()
         self._applied: list[SpeedContext] = []
@@ -65,7 +64,7 @@ class LoopPlans:
         with hidden(*models):
             self.facts = [Facts.read(model, holding(optimizers, model)) for model in models]
             self._setting = learning.setting(models, Hardware.current())
-        left = [*LEFT, *keep, *(["inference"] * trains)]
+        left = [*LEFT, *keep, *(["inference"] * self.trains)]
         singles = candidates(Hardware.current(), self.facts, left)
         self.can_compile = any(COMPILE in one.values for one in singles)
         singles = [one for one in singles if COMPILE not in one.values]
@@ -103,7 +102,7 @@ class LoopPlans:
         """Return the contexts of a plan, one for each model; the first call makes them."""
         if name not in self._contexts:
             models, optimizers = self.live_models, list(self.optimizers)
-            config = self.candidates[name].variant().config
+            config = self.candidates[name].config
             with hidden(*models):
                 self._contexts[name] = [
                     prepare(model, config, holding(optimizers, model)) for model in models
@@ -117,11 +116,7 @@ class LoopPlans:
 
     def precision(self, name: str) -> str:
         """Return the lowest precision of a plan on any of the models, such as `bf16`."""
-        plans = [context.plan for context in self.contexts_of(name)]
-        words = [str(plan["precision"].value) for plan in plans if plan["precision"].active]
-        if any(plan["tf32"].active and plan["tf32"].value != "highest" for plan in plans):
-            words.append("bf16" if self.device.type == "cpu" else "tf32")
-        return lowest(*words)
+        return lowest(*(precision_of(context.plan) for context in self.contexts_of(name)))
 
     # The plan in force.
 
@@ -134,29 +129,46 @@ class LoopPlans:
                 stack.enter_context(context.in_force())
             yield
 
-    def force(self, name: str) -> str:
-        """Replace the forced plan by another; return "", or why no plan is in force now."""
-        with interrupts.uninterrupted():
-            self.in_force = BASELINE
-            self._stack.close()
-            try:
-                if name != BASELINE:
-                    self._stack.enter_context(self.acting(name))
-            except Exception as error:
-                self._stack.close()
-                return f"it failed: {in_a_line(error)}"
-            self.in_force = name
+    @interrupts.uninterrupted()
+    def force(self, name: str, proof: Ratio | None = None) -> str:
+        """Replace the plan in force, unless it is applied; return "", or why there is none now.
+
+        With a proof the plan is applied as by `apply_speedups`, unless the user applied a plan. If
+        a model was deleted, no plan acts.
+        """
+        models = self.live_models
+        is_forced = proof is None or any(applied_to(model) is not None for model in models)
+        if name == self.in_force and is_forced:
+            return ""
+        self.in_force = BASELINE
+        self._stack.close()
+        if name == BASELINE or len(models) < len(self._models):
+            return ""
+        try:
+            if is_forced:
+                self._stack.enter_context(self.acting(name))
+            else:
+                self._apply(name, f"measured: {name} {proof} by auto")
+        except Exception as error:
+            self.unapply()
+            return f"it failed: {in_a_line(error)}"
+        self.in_force = name
         return ""
+
+    def _apply(self, name: str, reason: str) -> None:
+        optimizers = list(self.optimizers)
+        config = self.candidates[name].config.with_source("measured", reason)
+        for model, known in zip(self.live_models, self.contexts_of(name), strict=True):
+            _, context = apply_speedups(model, config, optimizer=holding(optimizers, model))
+            self._applied.append(context)
+            if self.is_compiled(name):
+                with hidden(model):  # hiding searches for optimizers: some 60 ms
+                    context.adopt_compiled(known)
 
     @property
     def leaves_calls(self) -> bool:
         """Return whether the models' calls run as they do without the plan in force."""
         return self.in_force == BASELINE or self.candidates[self.in_force].values.keys() <= OUTSIDE
-
-    @property
-    def is_forced(self) -> bool:
-        """Return whether a plan is in force that is not applied."""
-        return self.in_force != BASELINE and not self._applied
 
     @property
     def is_applied(self) -> bool:
@@ -173,35 +185,6 @@ class LoopPlans:
     def was_restored(self) -> bool:
         """Return whether the user has restored the applied winner, or applied another plan."""
         return any(not one.active for one in self._applied)
-
-    @interrupts.uninterrupted()
-    def apply(self, name: str, proof: Ratio | None) -> str:
-        """Apply a plan as `apply_speedups` does; return why it failed, or "".
-
-        If the user applied a plan, `name` is only forced; if a model was deleted, no plan acts.
-        """
-        models, optimizers = self.live_models, list(self.optimizers)
-        if len(models) < len(self._models):  # a model was deleted
-            return self.force(BASELINE)
-        if name == BASELINE or any(applied_to(model) is not None for model in models):
-            return self.force(name) if name != self.in_force else ""
-        raced = self.contexts_of(name)
-        self.force(BASELINE)
-        config = self.candidates[name].variant().config
-        if config is not None and proof is not None:
-            config = config.with_source("measured", f"measured: {name} {proof} by auto")
-        for model, known in zip(models, raced, strict=True):
-            try:
-                _, context = apply_speedups(model, config, optimizer=holding(optimizers, model))
-            except SpeedKitError as error:
-                self.unapply()
-                return in_a_line(error)
-            if self.is_compiled(name):
-                with hidden(model):  # hiding searches for optimizers: some 60 ms
-                    context.adopt_compiled(known)
-            self._applied.append(context)
-        self.in_force = name
-        return ""
 
     @interrupts.uninterrupted()
     def unapply(self) -> None:
@@ -225,7 +208,7 @@ class LoopPlans:
             return ""
         optimizers = tuple(str(one) for facts in self.facts for one in facts.optimizers)
         name = type(unwrapped(self.live_models[0])).__name__
-        self._task = learning.Task(name, learning.inputs(args, kwargs), optimizers, self._trains)
+        self._task = learning.Task(name, learning.inputs(args, kwargs), optimizers, self.trains)
         learned = None
         with suppress(SpeedKitError):
             learned = learning.find(self._setting, self._task)
@@ -238,10 +221,7 @@ class LoopPlans:
         if COMPILE not in plan.values or self.can_compile:
             self.candidates[plan.name] = plan
             self.learned[plan.name] = Ratio(speedup, low, high, 0)
-        if COMPILE in plan.values:  # the plan without compiling races until the code is loaded
-            if self.can_compile:
-                self.learned_compiled, self.saved = plan.name, 1 - 1 / low
-            plan = plan.without(COMPILE)
+        plan = plan.without(COMPILE)  # it races until the code of the compiled plan is loaded
         if not plan.values:
             return ""
         self.candidates = {plan.name: plan, **self.candidates}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from statistics import mean, median
 from typing import Any
 
 import psutil
@@ -25,7 +26,7 @@ PLAIN, ABOVE, RELATIVE, IN_A_ROW, CONVERGED = 20, 3.0, 0.1, 3, 0.05
 # and at least APART_S seconds apart: reading takes 0.1 to 2 ms for a small model.
 EXPLODED, EVERY, APART_S = 10.0, 5, 0.2
 # Memory leaks if it grows by LEAST_GROWN bytes in each of GROWTHS readings of a plan in a row, and
-# in plain steps by up to half as much a reading. Caches fill faster and then stop.
+# in the last plain readings by up to half as much. Caches fill faster and then stop.
 GROWTHS, LEAST_GROWN = 20, 2**18
 # The winner races again, once, if the median of RECENT_STEPS steps is SLOWER times the race's.
 SLOWER, RECENT_STEPS = 1.25, 50
@@ -74,28 +75,22 @@ class Memory:
     """The growth of the memory in use between readings, under a plan and without a plan."""
 
     def __init__(self) -> None:
-        self._plan = ""
-        self._last = self._growths = self._grown = 0
-        self._plain_grown = self._plain_readings = 0
+        self._plan, self._last = "", 0
+        self._plain, self._own = deque[int](maxlen=GROWTHS), deque[int](maxlen=GROWTHS)
 
     def noted(self, plan: str, used: int) -> str:
         """Note the bytes in use after a step; return why its plan must be dropped, or ""."""
         grown, is_first = used - self._last, plan != self._plan
         self._plan, self._last = plan, used
         if is_first:  # growth by the change of the plan
-            self._growths = self._grown = 0
+            self._own.clear()
             return ""
-        if plan == BASELINE:
-            self._plain_grown += grown
-            self._plain_readings += 1
+        growths = self._plain if plan == BASELINE else self._own
+        growths.append(grown)
+        is_growing = len(self._own) == GROWTHS and min(self._own) >= LEAST_GROWN
+        if not is_growing or mean(self._plain or [0]) > mean(self._own) / 2:
             return ""
-        is_growing = grown >= LEAST_GROWN
-        self._growths = self._growths + 1 if is_growing else 0
-        self._grown = self._grown + grown if is_growing else 0
-        plain = self._plain_grown / max(self._plain_readings, 1)
-        if self._growths < GROWTHS or plain > self._grown / self._growths / 2:
-            return ""
-        return f"memory grew by {units.size(self._grown)} in {self._growths} readings in a row"
+        return f"memory grew by {units.size(sum(self._own))} in {GROWTHS} readings in a row"
 
 
 class Watch:
@@ -130,7 +125,7 @@ class Watch:
         self._recent.append(seconds)
         if usual_s is None or self._has_warned or len(self._recent) < RECENT_STEPS:
             return ""
-        middle = sorted(self._recent)[RECENT_STEPS // 2]
+        middle = median(self._recent)
         if middle <= SLOWER * usual_s:
             return ""
         self._has_warned = True

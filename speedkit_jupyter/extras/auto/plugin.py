@@ -8,22 +8,19 @@ from contextlib import suppress
 from typing import Any
 
 from IPython import get_ipython
-from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.extras.auto.auto import OVERHEAD, Auto
+from speedkit_jupyter.extras.auto.raced_loop import RacedLoop
 from speedkit_jupyter.extras.auto.report import live_line, report, summary
 from speedkit_jupyter.notebook.options import Names, Option, command
 from speedkit_jupyter.notebook.plugins import Plugin
-from speedkit_jupyter.notebook.progress import displayed
+from speedkit_jupyter.notebook.progress import INTERVAL_S, LiveOutput
 from speedkit_jupyter.notebook.session import Session, current
 from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.support import messages
-from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak import at_unload
 
-# Seconds between two updates of the live line: a user reads no more than two a second.
-INTERVAL_S = 0.5
 # `auto` leaves out cells that begin with these magics, which may measure, or run a cell inside.
 OURS = ("%%speedbench", "%speedbench", "%speedkit", "%%speedkit")
 NOT_ON = "auto is off: `%speedkit auto` switches it on."
@@ -39,7 +36,7 @@ class CellRaces:
         self._lines: list[str] = []  # for the end of the cell
         say = self._lines.append
         self.auto = Auto(arguments.overhead, arguments.eval, say, self._changed)
-        self._handle: Any = None
+        self._live: LiveOutput | None = None
         self._drawn_s = 0.0
         self._events = {"pre_run_cell": self._before, "post_run_cell": self._after}
 
@@ -61,24 +58,20 @@ class CellRaces:
         current().show_auto("")
         current().last_races.clear()
 
-    def _changed(self, auto: Auto) -> None:
+    def _changed(self, loop: RacedLoop) -> None:
         """Update the live line, at most twice a second."""
         now = time.monotonic()
-        if now - self._drawn_s < INTERVAL_S or auto.latest is None:
+        if now - self._drawn_s < INTERVAL_S:
             return
-        self._drawn_s, document = now, Document(live_line(auto.latest))
+        self._drawn_s, document = now, Document(live_line(loop))
         current().show_auto(document.headline)
-        if messages.verbosity() == "quiet":
-            return
-        if self._handle is None:
-            self._handle = displayed(document)
-        else:
-            self._handle.update(document)
+        self._live = self._live or LiveOutput(document)
+        self._live.show(document)
 
     def _before(self, info: Any = None) -> None:
         """Watch a cell that begins, unless it begins with a magic of OURS."""
         if not str(getattr(info, "raw_cell", "")).lstrip().startswith(OURS):
-            self._handle, self._drawn_s = None, time.monotonic()
+            self._live, self._drawn_s = None, time.monotonic()
             self._lines.clear()
             self.auto.begin_cell()
 
@@ -90,9 +83,9 @@ class CellRaces:
         for loop in (one for one in self.auto.loops if one.totals.steps):
             told = summary(loop, busy=self.auto.busy)
             current().last_races.update(dict.fromkeys(loop.plans.live_models, told))
-        if self._handle is not None:  # the summary follows the cell's own output
-            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
-            self._handle, lines = None, lines or [told]
+        if self._live is not None:  # the summary follows the cell's own output
+            self._live.end(None)
+            lines = lines or [told]
         if not lines:
             return
         current().show_auto(lines[0])
@@ -172,8 +165,7 @@ def _run(shell: Any, source: str) -> None:
     error = result.error_before_exec or result.error_in_exec
     if error is None:
         return
-    is_ours = isinstance(error, SyntaxError | UsageError | SpeedKitError)
-    if not is_ours and not hasattr(error, "_render_traceback_"):
+    if not hasattr(error, "_render_traceback_"):
         kind, trace, formatter = type(error), error.__traceback__, shell.InteractiveTB
         lines = formatter.structured_traceback(kind, error, trace, tb_offset=1)
         vars(error)["_render_traceback_"] = lambda: lines  # not the error, which holds the model

@@ -9,6 +9,7 @@ import math
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -55,19 +56,26 @@ class Race:
         self._objection, self._remaining, self.load = objection, remaining, load
         self._examination_s = examination_s
         self.waiting, self.tried = [*rivals], dict[str, Duel | None]()
-        self.leader = self.active = BASELINE
+        self.leader = BASELINE
         self.proof: Ratio | None = None
         self.reasons: dict[str, str] = {}
         self.lost_s = self.elapsed_s = self._once_s = self.allowed_s = 0.0
         self.switch_s = SWITCH_S
         self.duel: Duel | None = None
         self.overhead, self._random = overhead, random.Random(seed)
-        # The latest seconds of the steps of a kind, by plan.
-        self._kinds = defaultdict[Hashable, defaultdict[str, deque[float]]](
-            lambda: defaultdict(lambda: deque(maxlen=KEPT_STEPS))
+        # The latest seconds of steps, by the kind and the plan.
+        self._times = defaultdict[tuple[Hashable, str], deque[float]](
+            lambda: deque(maxlen=KEPT_STEPS)
         )
         self._blocks: list[Block] = []  # of the current round, complete or not
         self.again: list[str] = []
+
+    @property
+    def active(self) -> str:
+        """Return the plan of the block; between rounds, the leader or a rival that is likely."""
+        if self._blocks:
+            return self._blocks[-1].name
+        return self.duel.rival if self.duel is not None and self.duel.is_likely else self.leader
 
     @property
     def is_settled(self) -> bool:
@@ -91,9 +99,7 @@ class Race:
         self.elapsed_s = elapsed_s
         if seconds is not None:
             self._timed(seconds, kind)
-        if self.to_examine():
-            self.active = self.leader
-        elif not self._blocks:
+        if not self._blocks and not self.to_examine():
             self._begin_round()
         return self.active
 
@@ -106,24 +112,25 @@ class Race:
         return next((one for one in names if self._objection(one) is None), "")
 
     def _timed(self, seconds: float, kind: Hashable) -> None:
-        block, known = self._blocks[-1] if self._blocks else None, self._kinds[kind]
+        block = self._blocks[-1] if self._blocks else None
         usual_s = self.usual_s(kind, self.leader) or seconds
-        is_slowest = seconds > max(known[self.leader], default=seconds)
+        is_slowest = seconds > max(self._times[kind, self.leader], default=seconds)
         if block is None or len(block.ratios) >= LEAD:
-            known[self.active].append(seconds)
+            self._times[kind, self.active].append(seconds)
         if block is not None and self.duel is not None:
             block.note(seconds, usual_s, is_slowest)
             self._in_block(block, self.duel)
 
     def usual_s(self, kind: Hashable, name: str) -> float | None:
         """Return the median seconds of a plan's recent steps of a kind; None without such steps."""
-        times = self._kinds[kind][name]
+        times = self._times[kind, name]
         return median(times) if times else None
 
     @property
     def step_s(self) -> float:
         """Return the median seconds of the leader's recent steps of all kinds; 0 without any."""
-        times = [one for plans in self._kinds.values() for one in plans.get(self.leader, ())]
+        own = (times for (_, name), times in self._times.items() if name == self.leader)
+        times = [*chain.from_iterable(own)]
         return median(times) if times else 0.0
 
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
@@ -160,17 +167,16 @@ class Race:
             self.duel, self._blocks = None, []
         if name == self.leader:
             self.leader, self.proof = BASELINE, None
-        self.active = self.leader
 
     def begin_with(self, name: str, proof: Ratio) -> None:
         """End the race with the winner and the proof of an earlier run."""
         self.tried[name] = None
         self.waiting, self.duel, self._blocks = [], None, []
-        self.leader, self.active, self.proof = name, name, proof
+        self.leader, self.proof = name, proof
 
     def pause(self) -> str:
-        """Discard the current round, as between two cells; activate and return the leader."""
-        self._blocks, self.active = [], self.leader
+        """Discard the current round, as between two cells; return the leader."""
+        self._blocks = []
         return self.leader
 
     # Rounds.
@@ -179,15 +185,12 @@ class Race:
         duel = self.duel = self._next_duel()
         if duel is not None and self._affords_round(duel):
             self._begin_block(self._random.choice([duel.rival, duel.leader]))
-        else:
-            self.active = duel.rival if duel is not None and duel.is_likely else self.leader
 
     def _begin_block(self, name: str) -> None:
         # Not for short steps: reading takes 0.2 ms, and many rounds fit between two delays.
         load = self.load if self.step_s >= BLOCK_S else None
         if load is not None:
             load.begin()
-        self.active = name
         self._blocks.append(Block(name, load))
 
     def _next_duel(self) -> Duel | None:
@@ -236,7 +239,6 @@ class Race:
 
     def _end_round(self, duel: Duel) -> None:
         blocks, self._blocks = {one.name: one for one in self._blocks}, []
-        self.active = self.leader
         result = duel.note(blocks[duel.leader], blocks[duel.rival], self.proof is not None)
         if isinstance(result, Ratio):
             self._won(duel, result)
@@ -260,4 +262,4 @@ class Race:
             times = ratio.median * known.median, ratio.low * known.low, ratio.high * known.high
             ratio = Ratio(*times, ratio.pairs)
         self.waiting.remove(duel.rival)
-        self.proof, self.leader, self.active, self.duel = ratio, duel.rival, duel.rival, None
+        self.proof, self.leader, self.duel = ratio, duel.rival, None

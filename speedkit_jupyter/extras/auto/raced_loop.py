@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Hashable, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,55 +13,18 @@ import torch
 from speedkit_jupyter.catalog.model_changes.calls import CALLS
 from speedkit_jupyter.extras.auto.call_examination import EXAMINATION, PLANNING_S, Examiner
 from speedkit_jupyter.extras.auto.compiling import BackgroundCompile
-from speedkit_jupyter.extras.auto.discovery import Beat, Kinds
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.extras.auto.loss_watch import RECENT_STEPS, Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
-from speedkit_jupyter.extras.auto.remaining import Remaining
+from speedkit_jupyter.extras.auto.steps import Beat, Kinds, Remaining, TimedStep, Totals
 from speedkit_jupyter.report.tracebacks import hide_when_interrupted
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.support.exceptions import in_a_line
 
 # Between the rounds of a duel a step is watched every WATCH_S seconds, without a duel every
 # IDLE_WATCH_S. Other steps are only counted: watching takes 0.2 ms, a third of a tiny model's step.
 WATCH_S, IDLE_WATCH_S = 0.02, 0.1
-
-
-@dataclass
-class Totals:
-    """The steps of one cell, and their seconds, by plan."""
-
-    steps: Counter[str] = field(default_factory=Counter)
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    predictions: int = 0  # evaluation calls under a plan
-
-
-class HostEvent:
-    """A moment of the CPU, with the methods of a device's event."""
-
-    def record(self) -> None:
-        self._at_s = clock.now()
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end: HostEvent) -> float:
-        return 1e3 * (end._at_s - self._at_s)
-
-
-@dataclass
-class TimedStep:
-    """A step, and its values, which the device may compute until the event `ready`."""
-
-    kind: Hashable
-    begin: Any
-    end: Any
-    ready: Any
-    plan: str = BASELINE
-    is_usual: bool = True  # its time includes no examination
-    loss: torch.Tensor | None = None
-    norm: torch.Tensor | None = None
-    why: str = ""  # why its plan must go
 
 
 class RacedLoop:
@@ -85,24 +47,20 @@ class RacedLoop:
         self.trains = bool(period)
         self._period, self._say, self._remaining = period, say, remaining
         self._exact_evaluation = exact_evaluation
-        self.plans = LoopPlans(models, optimizers, self.trains, keep)
-        self._examiner = Examiner(self.plans, self.trains)
+        self.plans = LoopPlans(models, optimizers, keep)
+        self._examiner = Examiner(self.plans)
         self._watch, self._kinds, self.totals = Watch(), Kinds(), Totals()
         self.log: deque[tuple[float, str, float]] = deque(maxlen=5000)
         self._stepped, self._calls, self._begun_s = 0, 0, 0.0
-        self._is_only_counted, self._watched_s = False, -WATCH_S
-        self._event: Callable[[], Any] = HostEvent
-        if self.plans.device.type != "cpu":  # events time the step, and the loop never waits
-            event = torch.get_device_module(self.plans.device).Event
-            self._event = partial(event, enable_timing=True)
-        self._step = TimedStep(None, self._event(), self._event(), self._event())
+        self._is_only_counted, self._watched_s = False, -math.inf
+        self._step: TimedStep  # the latest step that is not only counted
         self._waiting: deque[TimedStep] = deque()
         self._evaluates = 0  # watched steps until the winner is applied again
-        self._doubted, self.is_paused = "", False
+        self.is_paused, self._began_s = False, clock.now()
         self._users_errors: set[type[Exception]] = set()
-        self._then: Callable[[], None] | None = None
+        # The plan to examine in the next step; "" to trace the step for the compiler.
+        self._to_record: str | None = None
         self._compile = BackgroundCompile(self.plans, remaining)
-        self._began_s = self._paused_s = clock.now()
         self.race = self._race_of([*self.plans.candidates], overhead)
         self._layers = ExitStack()
         is_plain = lambda: self.trains and self.plans.leaves_calls  # noqa: E731
@@ -115,10 +73,8 @@ class RacedLoop:
 
     def begin_cell(self) -> None:
         """Reset the totals, and leave the time between two cells out of the run."""
-        self.totals = Totals()
-        if self.is_paused:
-            self._began_s += clock.now() - self._paused_s
-        self.is_paused, self.race.load = False, clock.Interruptions()
+        self.totals, self.race.load = Totals(), clock.Interruptions()
+        self.is_paused, self._began_s = False, clock.now() - self.race.elapsed_s
 
     # A step's beginning.
 
@@ -136,16 +92,8 @@ class RacedLoop:
             for beat in self._beats:  # a rollout calls a small model many times
                 beat.pass_calls(counted=not self._is_only_counted)
             return below(*args, **kwargs)
-        recorded = self._examiner.begin_call(module, args, kwargs)
-        if recorded is not None:
-            try:
-                result = below(*args, **kwargs)
-            except Exception:
-                self._examiner.forget(recorded)
-                raise
-            recorded.ended(result)
-        else:
-            result = self._guarded(module, below, args, kwargs)
+        run = self._examiner.recorded if self._examiner.is_recording else self._guarded
+        result = run(module, below, args, kwargs)
         if not self.trains:
             self._examine()
             self.ended()
@@ -153,24 +101,25 @@ class RacedLoop:
 
     @hide_when_interrupted
     def _begin(self, args: Any, kwargs: Any) -> None:
-        """Change the plan as decided in a hook, which can't change plans itself; start timing."""
-        then, self._then = self._then, None
-        if then is not None:
-            then()
+        """Put this step's plan into force, since hooks can't change plans; start timing."""
         self._begun_s = clock.now()
         is_between = not self.race.in_round and self.plans.in_force == self.race.active
-        is_busy = self._examiner.is_recording or self._compile.is_running
+        is_busy = self._to_record is not None or self._compile.is_running
         every_s = IDLE_WATCH_S if self.race.duel is None else WATCH_S
         is_recent = self._begun_s - self._watched_s < every_s
         self._is_only_counted = is_between and is_recent and not is_busy
         if self._is_only_counted:
             return
         self._watched_s = self._begun_s
-        event, kind = self._event, self._kinds.of(args, kwargs)
-        self._step = TimedStep(kind, event(), event(), event())
+        if self._to_record is None:
+            self._go_on()
+        else:  # the step runs without a plan, which is repeated afterwards
+            self._force(BASELINE)
+            self._examiner.begin(self._to_record)
+            self._to_record = None
         if learned := self.plans.look_up(args, kwargs):
             self.race.waiting = [*dict.fromkeys([learned, *self.race.waiting])]
-        self._step.begin.record()
+        self._step = TimedStep(self._kinds.of(args, kwargs), self.plans.device)
 
     def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
         """Run a call; if it fails under a plan, and not without a plan, drop the plan."""
@@ -186,7 +135,6 @@ class RacedLoop:
                 raise
             line, kind = in_a_line(error), type(error)
         self._force(BASELINE)
-        self._then = self._go_on
         self._users_errors.add(kind)  # unless the call works without the plan
         result = module(*args, **kwargs)
         self._users_errors.discard(kind)
@@ -205,18 +153,14 @@ class RacedLoop:
         if self.plans.is_applied:
             self._evaluates = RECENT_STEPS  # applying a plan takes some 60 ms
         self._force(BASELINE)  # until the next step begins
-        self._then = self._then or self._go_on
         return module(*args, **kwargs)
 
     # A step's end.
 
-    @property
-    def is_watched(self) -> bool:
-        """Return whether a step has begun that is not only counted."""
-        return bool(self._calls) and not self._is_only_counted
-
     def differentiated(self, loss: Any) -> None:
         """Note the loss of a backward pass; examine a plan if the step is recorded."""
+        if not self._calls or self._is_only_counted:
+            return
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._step.loss = loss.detach().to("cpu", non_blocking=True)
         self._examine()
@@ -255,24 +199,24 @@ class RacedLoop:
                 self._noted(step)
 
     def _noted(self, step: TimedStep) -> None:
-        race, seconds = self.race, step.begin.elapsed_time(step.end) / 1e3
+        race, seconds = self.race, step.seconds
         race.elapsed_s = clock.now() - self._began_s
         if self.plans.was_restored:
             self.plans.unapply()
             race.drop(race.leader, "you restored it, or applied another plan")
             race.waiting.clear()
         self._counted(self.plans.in_force, seconds)
+        self._to_record = None
         if wrong := self._watch.values(step.plan, step.loss, step.norm):
             self._examiner.reject(step.plan, wrong)
         if why := wrong or step.why:
-            self._then = partial(self._force, BASELINE)
             if step.plan not in race.reasons:
                 self._drop(step.plan, why)
             return
         usual_s = race.usual_s(step.kind, step.plan) if step.is_usual else None
         has_usual = self._kinds.usual is not None
         if has_usual and self._compile.is_due(race, self.totals.steps.total()):
-            self._then = self._record_plain_step
+            self._to_record = ""
             return
         race.charge(self._compile.slowed_by(seconds, usual_s))
         if failure := self._compile.outcome(may_go_on=race.affords(0.0)):
@@ -283,17 +227,12 @@ class RacedLoop:
             if line := self._watch.speed(seconds, usual_s):
                 self._say(line)
                 self.plans.learned.clear()  # its proof no longer holds
-                self._doubted = race.leader
+                self.plans.store(race.leader, None)
                 self.race = self._race_of([race.leader], race.overhead)
-                self._then = partial(self._force, BASELINE)
-            elif not self.plans.is_applied:
-                self._then = self._go_on
             return
         is_timed = step.is_usual and step.plan == race.active  # events may come after a switch
         race.step_ended(seconds if is_timed else None, step.kind, race.elapsed_s)
-        self._then = self._go_on
-        if name := race.to_examine():
-            self._then = partial(self._record_plain_step, name)
+        self._to_record = race.to_examine() or None
 
     def _counted(self, name: str, seconds: float) -> None:
         self.totals.steps[name] += 1
@@ -327,9 +266,12 @@ class RacedLoop:
         if is_compiled and self._step.kind != self._kinds.usual:
             examiner.end()
         elif not name:  # the loop goes on under the winner, while another process compiles
-            self._then = self._go_on
-            if failure := examiner.trace(partial(self._compile.tracing, self.race.leader)):
-                self._decline(failure)
+            self._compile.choose(self.race.leader, examiner.draws)
+            try:
+                with examiner.repeating(), self._compile.tracing():
+                    examiner.repeat(compiles=True)
+            except Exception as error:
+                self._decline(in_a_line(error))
             self.race.charge(examiner.seconds)
         else:
             why = examiner.examine(self.race.step_s)
@@ -338,11 +280,6 @@ class RacedLoop:
                 self.race.drop(name, why)
             elif why == "" and name in self.plans.learned:
                 self.race.begin_with(name, self.plans.learned[name])
-
-    def _record_plain_step(self, name: str = "") -> None:
-        """Record the next step, without a plan, to examine the plan `name` or to compile."""
-        self._force(BASELINE)
-        self._examiner.begin(name)
 
     def _decline(self, why: str) -> None:
         self.race.reasons[self._compile.name] = f"not compiled: {why}"
@@ -353,57 +290,45 @@ class RacedLoop:
     def _go_on(self) -> None:
         """Put the race's choice for the next step into force."""
         if self.race.is_settled and not self._evaluates:
-            self.settle()
+            self._force(self.race.leader, self.race.proof)
         else:
             self._evaluates = max(self._evaluates - 1, 0)
             self._force(self.race.active)
 
-    def _force(self, name: str) -> None:
-        """Replace the plan in force by another; charge the race, and drop a plan that fails."""
-        begun_s = clock.now()
-        if name != self.plans.in_force:
-            self.plans.unapply()
-        if name == self.plans.in_force:
+    def _force(self, name: str, proof: Ratio | None = None) -> None:
+        """Replace the plan in force by another; charge the race, and drop a plan that fails.
+
+        With a proof the plan is applied, so that reports show it, and stored.
+        """
+        race, plans, begun_s = self.race, self.plans, clock.now()
+        if name != plans.in_force:
+            plans.unapply()
+        if name == plans.in_force and (proof is None or plans.is_applied):
             return
         if name != BASELINE:
             with suppress(Exception):  # `force` below reports the error
-                self.plans.contexts_of(name)  # planned once, so not counted as a switch
+                plans.contexts_of(name)  # planned once, so not counted as a switch
         prepared_s = clock.now()
-        self.race.charge(prepared_s - begun_s, 0.0)
-        if why := self.plans.force(name):
-            self.race.drop(name, why)
-        self.race.switched(clock.now() - prepared_s)
-
-    def settle(self) -> None:
-        """Apply the leader as `apply_speedups` does, so that reports show it; store the leader."""
-        leader = self.race.leader
-        if self.plans.is_applied and self.plans.in_force == leader:
-            return
-        begun_s = clock.now()
-        self.plans.unapply()
-        why = self.plans.apply(leader, self.race.proof)
-        self.race.charge(clock.now() - begun_s, 0.0)
-        if why:
-            self.race.drop(leader, why)
-            self._force(BASELINE)
-        elif self.plans.is_applied:
-            self.plans.store(leader, self.race.proof)
-        elif self.race.is_settled and self._doubted:
-            self.plans.store(self._doubted, None)
-            self._doubted = ""
+        race.charge(prepared_s - begun_s, 0.0)
+        if why := plans.force(name, proof):
+            race.drop(name, why)
+        if proof is None:
+            race.switched(clock.now() - prepared_s)
+        else:
+            race.charge(clock.now() - prepared_s, 0.0)
+        if plans.is_applied:
+            plans.store(name, proof)
 
     def pause(self) -> None:
         """Stop the race for now, as at the end of a cell; the winner stays in force, or no plan."""
         self._examiner.end()
-        self._compile.is_tracing = False  # it begins anew in the next cell
         self._calls = self._stepped = self._evaluates = 0
-        self._is_only_counted, self._then = False, None
+        self._is_only_counted, self._to_record = False, None
         for beat in self._beats:
             beat.take()
         self._waiting.clear()
-        self.is_paused, self._paused_s = True, clock.now()
-        self.race.pause()
-        self.settle()
+        self.is_paused = True
+        self._force(self.race.pause(), self.race.proof)
 
     def end(self) -> None:
         """Restore everything except the trained parameters."""

@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.catalog.model_changes import background_compile
 from speedkit_jupyter.extras.auto import compiling
-from speedkit_jupyter.extras.auto.discovery import Kinds
-from speedkit_jupyter.extras.auto.remaining import Remaining
+from speedkit_jupyter.extras.auto.steps import Kinds, Remaining
 from speedkit_jupyter.machines.hardware import cxx_compiler
 from speedkit_jupyter.search import learning
 
@@ -58,7 +57,7 @@ def test_the_winner_serves_while_another_process_compiles(loop, running, at_once
     work = settled(loop, running, lambda work: work._compile.is_running)
     loop[2](5)
     assert work.plans.is_applied
-    processes = [one._process for one in work._compile._processes()]
+    processes = [one._process for one in work._compile._compilers]
     running.end()
     assert all(one.poll() is not None for one in processes)
 

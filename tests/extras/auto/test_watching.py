@@ -33,8 +33,8 @@ def test_the_noise_of_a_loss_that_has_converged_does_not_count():
     watched = signal()
     for value in (1e-6, 2e-6):
         assert not [why for _ in range(20) if (why := watched.noted(BASELINE, value))]
-    assert not any(watched.noted("plan", 1e-4) for _ in range(9))
-    assert any(watched.noted("plan", 1e-2) for _ in range(9))
+    assert not any(watched.noted("plan", 1e-2) for _ in range(9))
+    assert any(watched.noted("plan", 0.1) for _ in range(9))
 
 
 def test_a_value_that_is_no_number_counts_at_once_unless_fp16_skips_the_step():

@@ -1,0 +1,177 @@
+"""The steps of a loop: their calls, kinds and times, and how long they go on."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from speedkit_jupyter.catalog.model_changes.calls import Call
+from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.torchglue.confinement import patched
+from speedkit_jupyter.torchglue.modules import COMPILED_CALL, plain_call
+from speedkit_jupyter.torchglue.private import batches_given, is_transforming
+from speedkit_jupyter.torchglue.storage import tensors_in
+
+# Once more than this many different shapes of inputs were seen, inputs of new shapes are grouped by
+# the number of tensors and the number of elements, in steps by a factor of 2 ** 0.25.
+MOST_KINDS = 8
+
+
+class Beat(Call):
+    """A layer around a model that sends this thread's calls to `made`, outside of plans' layers.
+
+    `made(module, below, args, kwargs)` returns the call's result; `below` runs the call itself.
+    From `pass_calls` to `take`, calls with gradients skip `made`; with `counted` they are counted.
+    Without gradients, calls skip `made` while `is_plain()`: a rollout calls a small model often.
+    """
+
+    order = 2  # outside all layers of plans
+
+    def __init__(
+        self, module: torch.nn.Module, made: Callable[..., Any], is_plain: Callable[[], bool]
+    ) -> None:
+        super().__init__(module, only_in=threading.get_ident())
+        self._made, self._is_plain, self._passes, self._passed = made, is_plain, False, 0
+
+    def pass_calls(self, counted: bool) -> None:
+        self._passes, module = True, self.module
+        entries = vars(module) if module is not None else {}
+        is_only = self.inner is None and entries.get(COMPILED_CALL) is self
+        if is_only and not counted:  # the layer costs some 4 µs
+            entries[COMPILED_CALL] = None
+
+    def take(self) -> int:
+        """Send calls to `made` again; return the number of counted calls that skipped `made`."""
+        entries = vars(self.module) if self.module is not None else {}
+        if self._passes and entries.get(COMPILED_CALL, self) is None:
+            entries[COMPILED_CALL] = self
+        passed, self._passed, self._passes = self._passed, 0, False
+        return passed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # in errors of the user's model
+        if torch.compiler.is_compiling() or is_transforming() or not self.acts():
+            return self.below(*args, **kwargs)
+        has_gradients = torch.is_grad_enabled()
+        if self._passes if has_gradients else self._is_plain():
+            self._passed += has_gradients
+            return (self.inner or plain_call(self.module))(*args, **kwargs)
+        return self._made(self.module, self.below, args, kwargs)
+
+
+class Kinds:
+    """The kinds of calls: calls of one kind do about the same amount of work.
+
+    A kind is the shapes of the input tensors. With many shapes, as of sentences, it is the number
+    of tensors and, roughly, of their elements.
+    """
+
+    def __init__(self) -> None:
+        self._seen: Counter[Hashable] = Counter()
+        self._calls = 0
+
+    @property
+    def usual(self) -> Hashable:
+        """Return the shapes that at least half of all calls have; None if there are none."""
+        kind, calls = self._seen.most_common(1)[0]
+        return kind if 2 * calls >= self._calls else None
+
+    def of(self, args: Any, kwargs: Any) -> Hashable:
+        """Count a call, and return its kind."""
+        self._calls += 1
+        given = tensors_in((args, kwargs))
+        shapes = tuple(tuple(one.shape) for one in given)
+        if len(self._seen) <= MOST_KINDS or shapes in self._seen:
+            self._seen[shapes] += 1
+            return shapes
+        elements = sum(one.numel() for one in given)
+        return len(given), round(4 * math.log2(max(elements, 1)))
+
+
+@dataclass
+class Totals:
+    """The steps of one cell, and their seconds, by plan."""
+
+    steps: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    predictions: int = 0  # evaluation calls under a plan
+
+
+class HostEvent:
+    """A moment of the CPU, with the methods of a device's event."""
+
+    def record(self) -> None:
+        self._at_s = clock.now()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        return 1e3 * (end._at_s - self._at_s)
+
+
+class TimedStep:
+    """A step that begins now, and its values, which the device may compute until `ready`.
+
+    `is_usual` tells that its time includes no examination, and `why` why its plan must go.
+    """
+
+    def __init__(self, kind: Hashable, device: torch.device) -> None:
+        self.kind, self.plan, self.is_usual, self.why = kind, BASELINE, True, ""
+        self.loss: torch.Tensor | None = None
+        self.norm: torch.Tensor | None = None
+        self.begin, self.end, self.ready = (event(device) for _ in range(3))
+        self.begin.record()
+
+    @property
+    def seconds(self) -> float:
+        return float(self.begin.elapsed_time(self.end)) / 1e3
+
+
+def event(device: torch.device) -> Any:
+    """Return a new event of the device, so that the loop never waits for it; else a HostEvent."""
+    if device.type == "cpu":
+        return HostEvent()
+    return torch.get_device_module(device).Event(enable_timing=True)
+
+
+class Remaining:
+    """Estimate the remaining time of a loop from its data loaders and progress bars."""
+
+    def __init__(self) -> None:
+        self._loaders: dict[int, tuple[weakref.ref[Any], float, int]] = {}
+
+    def watching(self) -> AbstractContextManager[None]:
+        """Note in the block each iteration over a data loader that begins in this thread."""
+        return patched(DataLoader, "__iter__", self._noting)
+
+    def _noting(self, begin: Callable[..., Any]) -> Callable[..., Any]:
+        def call(loader: Any) -> Any:
+            batches = begin(loader)
+            with suppress(TypeError):  # a loader without a length
+                self._loaders[id(loader)] = (weakref.ref(batches), clock.now(), len(loader))
+            return batches
+
+        return call
+
+    def seconds(self, elapsed_s: float) -> float:
+        """Return the longest estimate of the remaining seconds, at least the `elapsed_s` so far."""
+        tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        runs: list[tuple[float, int, int]] = []  # seconds so far, number done, number in all
+        for bar in [*getattr(tqdm, "_instances", ())]:
+            runs.append((bar.format_dict["elapsed"], bar.n, bar.total or 0))
+        for reference, begun_s, length in self._loaders.values():
+            runs.append((clock.now() - begun_s, batches_given(reference()), length))
+        remaining = (took_s * (total - done) / done for took_s, done, total in runs if done)
+        return max([elapsed_s, *remaining])
