@@ -183,7 +183,7 @@ def expected_s(facts: Facts, options: Compile.Options) -> float | None:
 
 
 def whole_model_s(facts: Facts) -> float:
-    """Return expected seconds to compile the whole model; 0 unless one process compiles blocks."""
+    """Return the whole model's compile seconds; 0 if rules choose it, or in several processes."""
     if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
         return 0.0
     return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0

@@ -317,7 +317,7 @@ def _has_methods(kind: type) -> bool:
 
 
 def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the children; instead of lists and dicts, which are never called, their children."""
+    """Yield the children; lists and dicts are never called: yield their children instead."""
     for child in module_table(module).values():
         if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
             yield from _parts(child)

@@ -173,7 +173,7 @@ def switches() -> dict[str, Switch]:
 
 
 def _sums_of_products() -> dict[str, Switch]:
-    """Return cuBLAS's switches for reduced-precision sums; with a split-K switch, pairs."""
+    """Return cuBLAS's reduced-precision switches; values are pairs if torch has split-K."""
     import torch
 
     matmul = torch.backends.cuda.matmul

@@ -42,7 +42,7 @@ def _word(names: Mapping[str, Any], context: SpeedContext) -> str:
 def assign(names: MutableMapping[str, Any] | None, name: str, context: SpeedContext) -> str:
     """Assign a context to a variable of the notebook, and return the variable's name.
 
-    The variable is `ctx`; for `net`, `ctx_net` if `ctx` is another model's context or object.
+    The variable is `ctx`; if `ctx` is taken, `ctx_net` for `net`, then `ctx_net_2` and so on.
     """
     model, own = context.model, "_".join([CTX, *re.findall(r"\w+", name)])
     space = {} if names is None else names

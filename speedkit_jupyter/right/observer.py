@@ -94,7 +94,7 @@ class Observer(Watcher):
         # The comparisons that are still possible.
         self._led = self.kind.led  # False once a closure computes gradients
         self._is_fresh = False  # True if gradients were not compared yet
-        self._is_free = False  # True if an optimizer made more steps than are followed
+        self._is_free = False  # True if an optimizer made more than FOLLOWED steps
         self._drifts = False  # True if gradients that were not replaced may have moved parameters
         self._steps_taken = Counter[int]()  # by optimizer
         self._stepped = set[str]()  # parameters changed by optimizers in this call

@@ -44,7 +44,7 @@ class ObservedDifference:
 
     `error` is the deviation of floats. `count` integers differ, by at most `most`; `largest` is the
     trace's largest magnitude, `first` the first differing index in the last dimension. Text has the
-    size 0. The kind `result` follows other tokens, or more optimizer steps than are followed: its
+    size 0. Rows of kind `result` come after differing tokens or uncompared optimizer steps: their
     floats are not judged, and integers loosely.
     """
 

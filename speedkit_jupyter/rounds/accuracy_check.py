@@ -22,9 +22,9 @@ from speedkit_jupyter.right.trace import Key, Look, ObservedRun
 from speedkit_jupyter.rounds import budget as costs
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison, Progress
+from speedkit_jupyter.rounds.pool import Pool
 from speedkit_jupyter.rounds.runner import MOST_OVERFLOWS, Runner, Surrounding
 from speedkit_jupyter.rounds.sampler import Policy
-from speedkit_jupyter.rounds.warm_up import Pool
 from speedkit_jupyter.step.watching import watching
 from speedkit_jupyter.torchglue import confinement, heap
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD

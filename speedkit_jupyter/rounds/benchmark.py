@@ -21,10 +21,10 @@ from speedkit_jupyter.rounds import budget, clock
 from speedkit_jupyter.rounds.accuracy_check import AccuracyCheck
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison, Progress, Record, drained, environment
+from speedkit_jupyter.rounds.pool import Pool, pooled, working
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.sampler import Policy, Sampler, checks_s, shares_of_time
 from speedkit_jupyter.rounds.statistics import ERROR
-from speedkit_jupyter.rounds.warm_up import Pool, pooled, working
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
 from speedkit_jupyter.step.step import Step, arguments_of, step_of

@@ -102,7 +102,7 @@ class Ratio:
         return {**asdict(self), "high": self.high if math.isfinite(self.high) else None}
 
     def is_precise(self, share: float) -> bool:
-        """Return whether the interval is at most twice this share of the median wide."""
+        """Return whether the interval's width is at most `2 * share * median`."""
         return self.high - self.low <= 2 * share * self.median
 
 
@@ -115,8 +115,8 @@ def paired_ratio(
     """Return the median ratio of times that were paired by round.
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at the
-    level 1 - `error`. If FAR_PAIRS pairs, all undisturbed, agree that one side is far ahead, it is
-    Student's; else fewer than `least_pairs(error)` leave it unbounded. `waited_s` are the possible
+    level 1 - `error`, and unbounded for fewer than `least_pairs(error)` pairs. Student's interval
+    replaces it if FAR_PAIRS undisturbed ratios are all far from 1. `waited_s` are the possible
     delays of both sides by other processes, in seconds. If enough pairs have delays up to 1 %, only
     these are used; else the interval covers both estimates, with and without the delays. It is
     clipped to the measured ratios, and unbounded if clipping changes the verdict or if too wide.

@@ -24,9 +24,9 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, Budget
 from speedkit_jupyter.rounds.comparison import Comparison, Progress, drained
+from speedkit_jupyter.rounds.pool import Pool, pooled
 from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.rounds.statistics import SAME
-from speedkit_jupyter.rounds.warm_up import Pool, pooled
 from speedkit_jupyter.search import candidates, learning, races, thresholds
 from speedkit_jupyter.search.candidates import BASELINE, Candidate
 from speedkit_jupyter.search.outcome import INTERRUPTED, MEMORY, Tuning

@@ -158,7 +158,7 @@ class Step:
         return holding(self.optimizers, model)
 
     def refuse_unfit(self, aim: str) -> None:
-        """Raise StepError if the step has no model, or has lazy layers; the text says `aim`."""
+        """Raise StepError if the step has no model to `aim` (a verb), or has lazy layers."""
         if not self.models:
             why = "no model with parameters is used in this step"
             raise StepError(f"{why}, so there is nothing to {aim}")

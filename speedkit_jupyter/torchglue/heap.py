@@ -19,7 +19,7 @@ LARGEST, TRIMMED_BEYOND, MMAPS = 32 << 20, 64 << 20, 65536
 NEVER_TRIMMED = -1
 # Bit of malloc's size word: the block has its own memory mapping.
 IS_MAPPED = 2
-# Most 32 MiB blocks to occupy (128 GiB): a new mapping ends the loop, but may be refused.
+# Most 32 MiB blocks to occupy (128 GiB), in case the system refuses all new mappings.
 MOST_BLOCKS = 4096
 
 # glibc can't report these: whether freed memory is kept now, whether earlier keeping may have left

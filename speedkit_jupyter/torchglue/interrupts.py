@@ -18,7 +18,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Seconds after the first delayed signal: a later signal passes a closed gate if code hangs.
+# After a delay of this many seconds, a new signal passes a closed gate: code may hang.
 LONGEST_S = 10.0
 
 

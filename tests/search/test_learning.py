@@ -14,8 +14,8 @@ from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tune, tuned
 from speedkit_jupyter.report.tuning_report import tuned_list
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.pool import pooled
 from speedkit_jupyter.rounds.statistics import Ratio
-from speedkit_jupyter.rounds.warm_up import pooled
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import Variant

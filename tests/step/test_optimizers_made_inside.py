@@ -14,7 +14,7 @@ from training import drained
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.warm_up import pooled
+from speedkit_jupyter.rounds.pool import pooled
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import variant
 

@@ -155,7 +155,7 @@ FORWARD: Slot = ("", "forward")
 
 
 class StandIn(NamedTuple):
-    """A replacement (for a method, a plain function), and the word under which reports count it."""
+    """A replacement (a plain function for a method), and the word under which reports count it."""
 
     value: Any
     word: str

@@ -36,7 +36,7 @@ EXAMINATION, PLANNING_S = 0.8, 0.01
 # A plan is dropped if the repeated calls take longer than TOO_SLOW steps plus TOO_SLOW_S seconds,
 # which allow for the kernels that a first call builds. A compiled plan has no limit.
 TOO_SLOW, TOO_SLOW_S = 10.0, 0.5
-# Plans are rejected for a step that can't be repeated from this many such steps of a loop on.
+# A plan is rejected once this many steps recorded for it could not be repeated.
 MOST_EXAMINATIONS = 3
 
 

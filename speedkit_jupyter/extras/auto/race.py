@@ -21,8 +21,8 @@ BASELINE = "baseline"
 # First estimates: the seconds of one change of the plan, and the share by which a plan is slower
 # before its first round.
 SWITCH_S, UNKNOWN_LOSS = 3e-4, 0.05
-# A race may cost its share of the run so far, and in advance its share of the expected rest: a rest
-# of at most AHEAD times the run so far, and at most one step and AHEAD_S seconds. While the race
+# A race may cost its share of the run so far. In advance it may cost its share of the expected rest
+# (at most AHEAD times the run so far), but at most one step and AHEAD_S seconds. While the race
 # saves for an examination, a later plan's duel may cost the share MEANWHILE of the examination.
 AHEAD, AHEAD_S, MEANWHILE = 4.0, 0.01, 0.25
 # Number of recent steps of a plan and a kind of batch that later steps are compared with.
@@ -136,7 +136,7 @@ class Race:
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
         """Count seconds as lost.
 
-        Rounds don't wait for the excess above `expected_s`, as kernels are built once.
+        Rounds ignore the excess above `expected_s`, as kernels are built only once.
         """
         self.lost_s += seconds
         self._once_s += max(0.0, seconds - expected_s)

@@ -29,9 +29,9 @@ def bucketed(
 ) -> Callable[[Any], Any]:
     """Return a `collate_fn` that pads batches on the right, up to the next of a few lengths.
 
-    The samples and their order stay as they are. Every tensor whose second dimension is as long as
-    the batch grows; the batch is as long as its first 2-D tensor of integers or booleans. Longer
-    batches than the last length stay as they are.
+    The samples and their order stay as they are. The batch's length is the second dimension of its
+    first 2-D tensor of integers or booleans; tensors with this second dimension are padded.
+    Batches longer than the last length stay unchanged.
 
     Args:
         collate_fn: the loader's own function, which pads samples to one length.

@@ -13,10 +13,10 @@ from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Progress, TokenTimes
+from speedkit_jupyter.rounds.pool import working
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.sampler import BLOCK_STEPS
 from speedkit_jupyter.rounds.statistics import percentile_99
-from speedkit_jupyter.rounds.warm_up import working
 from speedkit_jupyter.step.watching import Watcher, watching
 
 

@@ -23,7 +23,7 @@ from speedkit_jupyter.torchglue.dynamo import is_compiler_error
 
 # Queries per block: the smallest size with THREAD_QUERIES a thread in all rows and heads, or 256.
 SIZES, THREAD_QUERIES = (64, 128, 256), 64
-# Up to this length, blocks compute causal attention on a CPU; in training torch's own is slower.
+# Up to this length, blocks compute causal attention in training on a CPU: torch's own is slower.
 CAUSAL_QUERIES = 1024
 # If blocks would compute more than this share of all scores, one call for all is faster.
 DENSE = 0.85
