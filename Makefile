@@ -75,7 +75,7 @@ slow: .venv/installed
 
 optional: .venv/optional/installed
 	PYTHONPATH=.venv/optional/site-packages $(BIN)/pytest -q -m "not thorough" $(OPTIONAL)
-	PYTHONPATH=$(CURDIR)/.venv/optional/site-packages OMP_NUM_THREADS=1 $(NBVAL) $(MODELS)
+	PYTHONPATH="$(CURDIR)/.venv/optional/site-packages" OMP_NUM_THREADS=1 $(NBVAL) $(MODELS)
 
 # The rest of the long lists, some minutes: before a release, and after work on what they test.
 thorough: .venv/installed
