@@ -204,7 +204,7 @@ benchmarks: .venv/installed
 	@echo "Installing into .venv-docs: a minute, once."
 	@$(BIN)/python -m venv --clear .venv-docs
 	@cd .venv-docs/lib/python3*/site-packages && \
-	  echo "import site; site.addsitedir('$$(ls -d $(CURDIR)/.venv/lib/python3*/site-packages)')" > venv.pth
+	  echo "import site; site.addsitedir('$$(ls -d "$(CURDIR)"/.venv/lib/python3*/site-packages)')" > venv.pth
 	@.venv-docs/bin/pip install --quiet --disable-pip-version-check \
 	  --constraint configs/constraints.txt --editable '.[docs]'
 	@touch $@
