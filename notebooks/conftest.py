@@ -25,6 +25,7 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 ALLOWED = os.environ.get("ATEN_CPU_CAPABILITY", "")
 COMPILED = Path(tempfile.gettempdir(), f"speedkit_notebooks_{getpass.getuser()}{ALLOWED}")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED))
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(COMPILED / "extensions"))  # not in a closed home
 
 
 def shortened(source: str) -> str:
