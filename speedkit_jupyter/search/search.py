@@ -234,7 +234,9 @@ class PlanSearch:
                 near.append(best.joined(candidates.WHOLE))
             if best.values:
                 least = 1 / thresholds.CLEARLY_SLOWER  # slower plans would be dropped
-                near += tried.best_first(best, best.neighbours(singles), least)
+                row, most_s = tried.row_of(best), thresholds.RACE_SHARE * self.budget.seconds
+                compiles = row is not None and (row.record.first_call_s or 0.0) <= most_s
+                near += tried.best_first(best, best.neighbours(singles), least, compiles)
             room = max(self.budget.room() - bool(best.values), 0)
             if not (new := self._worth_trying(near)[:room]):
                 break

@@ -37,7 +37,8 @@ LEAST_RACE_S = 0.03
 # Most races in a row (of suggested plans, then of variations of the best), most plans per race.
 MOST_RACES = 3
 MOST_CANDIDATES = 5
-# Shares of the budget: the limit of a race, and the minimum that races leave for the proof.
+# Shares of the budget: the limit of a race, and the minimum that races leave for the proof. If the
+# first call of a compiled plan took at most RACE_SHARE, its variations are compiled, too.
 RACE_SHARE = 0.25
 PROOF_SHARE = 0.3
 # Number of steps in a default budget, and approximate number of rounds of a proof.

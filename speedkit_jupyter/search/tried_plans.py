@@ -218,13 +218,17 @@ class TriedPlans:
         return min(equal, key=lambda row: row.name.count("+"), default=None)
 
     def best_first(
-        self, plan: Candidate, others: Iterable[Candidate], least: float = 0.0
+        self,
+        plan: Candidate,
+        others: Iterable[Candidate],
+        least: float = 0.0,
+        compiles: bool = False,
     ) -> list[Candidate]:
         """Return the other plans by their expected speed relative to the plan, the best first.
 
         The expected speed is the measured ratio, or the product of the gains of the differing
-        parts. Plans below `least` are left out. So are new compiled plans if the plan is compiled
-        already, or if they don't promise a gain.
+        parts. Plans below `least` are left out. So are new compiled plans that don't promise a
+        gain; variations of a compiled plan stay if `compiles` and their parts are not slower.
         """
         speedups, gains, own = self._speedups(), self.gains_of_parts(), set(plan.name.split("+"))
 
@@ -236,9 +240,11 @@ class TriedPlans:
             return math.prod(gains.get(word, 1.0) for word in words if word not in own) / lost
 
         def is_worth_it(one: Candidate) -> bool:
-            is_warm = not one.costly or one.name in self.raced
-            may_compile = promised(one) >= thresholds.LEAST_COSTLY_PART_GAIN and not plan.costly
-            return promised(one) >= least and (is_warm or may_compile)
+            if not one.costly or one.name in self.raced:
+                return promised(one) >= least
+            if plan.costly:
+                return compiles and promised(one) >= thresholds.MAY_BE_BEST
+            return promised(one) >= max(least, thresholds.LEAST_COSTLY_PART_GAIN)
 
         return sorted(filter(is_worth_it, others), key=promised, reverse=True)
 
