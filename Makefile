@@ -37,13 +37,15 @@ demo: .venv/installed
 	@$(BIN)/python notebooks/run.py $(QUICKSTART)
 	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
 
-# Three parts at a time: where one waits another computes. Old versions of make mix their lines.
+# Three parts at a time, the longest first: where one waits another computes. Old versions of make mix
+# their lines.
 test:
 	@$(MAKE) -j 3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=line) \
-	  device lint most planned optional notebooks colab
+	  most device lint planned notebooks optional colab
 
 # Quick, slow and browser at once: tests are collected once, and where one waits another computes.
-most: .venv/installed chromium
+most: .venv/installed
+	@$(MAKE) --no-print-directory chromium
 	$(BIN)/pytest -m "not thorough"
 
 lint: .venv/installed
