@@ -12,7 +12,7 @@ from speedkit_jupyter.rounds.comparison import Comparison, Record, TokenTimes
 from speedkit_jupyter.search.candidates import Candidate, first_plans
 from speedkit_jupyter.search.races import PlanRace, SearchBudget, clearly_slower
 from speedkit_jupyter.search.search import PlanSearch
-from speedkit_jupyter.search.tried_plans import TimedPlan
+from speedkit_jupyter.search.tried_plans import TimedPlan, TriedPlans
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.support import database
 
@@ -271,3 +271,11 @@ def test_a_race_of_generation_compares_the_limit_with_a_tokens_time(work, monkey
     monkeypatch.setattr("speedkit_jupyter.rounds.benchmark.meters", lambda: [meter])
     tuning = tune(work(lambda on: LATE * (1 + on.fused))[2], budget_s=5, at_most_s=LATE / 4)
     assert {row.above_limit for row in tuning.tried.rows()} == {""}
+
+
+def test_variations_of_a_compiled_plan_are_tried_if_compiling_is_quick():
+    compiled = Candidate({"static_cache": True})
+    variation = Candidate({"static_cache": True, "tf32": "medium"})
+    tried = TriedPlans()
+    assert tried.best_first(compiled, [variation], compiles=False) == []
+    assert tried.best_first(compiled, [variation], compiles=True) == [variation]
