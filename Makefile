@@ -30,7 +30,7 @@ OPTIONAL := tests/catalog/test_catalog.py tests/extras/by_request \
   $(addprefix tests/frameworks/,test_adapters_and_pipelines.py test_marimo.py)
 MODELS := $(addprefix notebooks/,17_lora.ipynb 18_diffusion.ipynb)
 
-.PHONY: demo test most quick machines planned processors device profiles slow optional thorough lint notebooks browser chromium colab kaggle docs versions release workflows dist notes gpu benchmarks clean
+.PHONY: demo test most quick machines planned processors pythons device profiles slow optional thorough lint notebooks browser chromium colab kaggle docs versions release workflows dist notes gpu benchmarks clean
 
 demo: .venv/installed
 	@echo "Running $(QUICKSTART): about half a minute."
@@ -53,13 +53,14 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+QUICK := not (browser or slow or thorough or long)
 quick: .venv/installed
-	$(BIN)/pytest -m "not (browser or slow or thorough or long)"
+	$(BIN)/pytest -m "$(QUICK)"
 
 # The same tests as for other machines, and for this very one: with `machines` what is marked
 # `every_machine` on each and every other test on one of them, with `profiles` all on each.
 NEITHER := -m "not (browser or slow or thorough or kernel or compile or real_time)"
-machines: planned processors
+machines: planned processors pythons
 
 planned: .venv/installed
 	$(BIN)/pytest -q --profile bf16,fp16,one_core,here $(NEITHER) $(ON_MACHINES)
@@ -67,6 +68,13 @@ planned: .venv/installed
 # `make processors ON_PROCESSORS=` runs all of the quick part in each of the surroundings.
 processors: .venv/installed
 	$(BIN)/python tests/processors.py $(ON_PROCESSORS)
+
+# The quick part on other Pythons. Each takes a .venv of its own.
+pythons: $(addprefix python-,3.10 3.12 3.13)
+python-%:
+	@test -n "$(call python_of,$*)" || { echo "Skipped: Python $* is not here."; exit 0; }; \
+	$(MAKE) --no-print-directory .venv-python-$*/installed && echo "Python $*:" && \
+	.venv-python-$*/bin/python -m pytest -q -m "$(QUICK)"
 
 profiles: .venv/installed
 	for profile in bf16 fp16 one_core here; do \
@@ -209,6 +217,13 @@ benchmarks: .venv/installed
 	  echo "import site; site.addsitedir('$$(ls -d "$(CURDIR)"/.venv/lib/python3*/site-packages)')" > venv.pth
 	@.venv-docs/bin/pip install --quiet --disable-pip-version-check \
 	  --constraint configs/constraints.txt --editable '.[docs]'
+	@touch $@
+
+.venv-python-%/installed: pyproject.toml configs/constraints.txt
+	@echo "Installing into .venv-python-$*: some minutes, once."
+	@$(call python_of,$*) -m venv .venv-python-$*
+	@.venv-python-$*/bin/pip install --quiet --disable-pip-version-check \
+	  $(if $(filter 3.10,$*),,--constraint configs/constraints.txt) --editable '.[test]' $(TORCH)
 	@touch $@
 
 # Without the constraints of torch and of what depends on its version.

@@ -29,13 +29,12 @@ def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
 
 
 def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """Return the modules and optimizers not in `known`, without submodules and wrappers."""
-    inside = {id(value) for value in (*known, *map(unwrapped, known))}
-    for module in _all_of(torch.nn.Module, [*known, *objects]):
+    """Return the distinct unwrapped modules and optimizers not in `known`, without submodules."""
+    modules, inside = each_once(_all_of(torch.nn.Module, objects)), {*map(id, each_once(known))}
+    for module in (*_all_of(torch.nn.Module, each_once(known)), *modules):
         inside.update(id(part) for part in list(module.modules())[1:])
-    optimizers = (one for one in _all_of(torch.optim.Optimizer, objects) if unwrapped(one) is one)
-    every = [*_all_of(torch.nn.Module, objects), *optimizers]
-    return [one for one in every if not inside & {id(one), id(unwrapped(one))}]
+    every = [*modules, *optimizers_among(objects)]
+    return [one for one in every if id(one) not in inside]
 
 
 def optimizers_among(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:

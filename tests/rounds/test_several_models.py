@@ -10,6 +10,7 @@ from torch import nn
 from training import drained, training_step
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, tune
+from speedkit_jupyter.step.step import step_of
 
 X = torch.rand(4, 16)
 pytestmark = [
@@ -82,6 +83,14 @@ def test_the_optimizers_part_is_applied_to_the_models_that_have_one(kind):
     assert {*drained(seen)} == {(None,) * number, (True,) * number}
     assert all(optimizer.param_groups[0]["fused"] is None for optimizer in optimizers)
     assert not baseline.applied
+
+
+def test_a_wrapped_model_that_is_not_named_is_a_bystander():
+    named, other = net(), net()
+    wrapped = nn.DataParallel(other)
+    step = step_of(lambda: named(X) + wrapped(X), named)
+    assert [*step.models] == [named]
+    assert [*step.bystanders] == [other]
 
 
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["first", "last"])

@@ -40,8 +40,8 @@ def _plans(loop: RacedLoop) -> Table:
         duel, rounds, speedup = race.tried.get(name), "", ""
         if duel is not None and duel.pairs:
             rounds, speedup = f"{len(duel.pairs):,}", f"{units.ratio(duel.median)} {duel.leader}"
-        elif name == race.leader and race.proof is not None:
-            rounds, speedup = "earlier run", f"{units.ratio(race.proof.median)} {BASELINE}"
+        if name == race.leader and race.proof is not None:  # as the headline says it
+            rounds, speedup = rounds or "earlier run", f"{units.ratio(race.proof.median)} {BASELINE}"
         turn = "races again: the machine was busy" if name in race.again else "waits for its turn"
         outcome = race.reasons.get(name, turn if name in race.waiting else "")
         if name == loop.plans.in_force:
@@ -82,7 +82,8 @@ def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
     if race.proof is None:
         tried, every = race.number
         if race.is_settled:
-            return f"{begun}: none of {tried} plans was proven faster, so all is as it was."
+            plans = units.count(tried, "plan")
+            return f"{begun}: {plans} tried, none proven faster, so all is as it was."
         where = f"{tried} had their turn" if tried else "no plan had its turn"
         if race.duel is not None:
             rounds = units.count(len(race.duel.pairs), "round")
