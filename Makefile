@@ -41,7 +41,7 @@ demo: .venv/installed
 # their lines.
 test:
 	@$(MAKE) -j 3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=line) \
-	  most device lint planned notebooks optional colab
+	  most device lint planned notebooks optional
 
 # Quick, slow and browser at once: tests are collected once, and where one waits another computes.
 most: .venv/installed

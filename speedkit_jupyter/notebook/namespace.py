@@ -202,7 +202,7 @@ def planned_for(
     if (context := applied_to(model)) is not None:
         return name, context, context.plan
     held = list(find_optimizers(names, asked, model).values())
-    config = or_learned(SpeedConfig(), model, held)
+    config = proven_config([model], held) or SpeedConfig()
     facts = replace(Facts.read(model, held), optimizers_later=True)
     return name, None, plan(config, facts=facts)
 
@@ -223,21 +223,18 @@ def plans_of(names: Space, name: str | None) -> dict[str, Plan]:
     }
 
 
-def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
-    """Return `config`, or the config of the tuned or learned plan if `config` is all auto.
+def proven_config(models: Sequence[Any], optimizers: Sequence[Any]) -> SpeedConfig | None:
+    """Return the config of the tuned or learned plan; None without such a plan.
 
     Shows a note if the store can't be read. Raises ConfigError for an invalid SPEEDKIT_HARDWARE.
     """
-    every = model if isinstance(model, list) else [model]
-    if not config.is_auto:
-        return config
-    if (found := MEMORY.of(every[0])) and found.where and found.is_of(every):
+    if (found := MEMORY.of(models[0])) and found.where and found.is_of(models):
         return found.config  # proven in this process only: maybe not stored
     try:
-        learned = learning.newest(every, optimizers, Hardware.current())
-        return config if learned is None else learning.config_of(learned)
+        learned = learning.newest(models, optimizers, Hardware.current())
+        return None if learned is None else learning.config_of(learned)
     except ConfigError:  # planning is impossible
         raise
     except SpeedKitError as error:  # plan by rules
         messages.note(str(error))
-        return config
+        return None

@@ -45,7 +45,7 @@ class Policy:
     | member | used | overridden in |
     | --- | --- | --- |
     | `most_times_slower` | after the first steps of each variant | race |
-    | `checked`, `least_rounds`, `rounds_s` | to plan the time | race; proof: `checked` |
+    | `checked`, `deciding_rounds`, `rounds_s` | to plan the time | race; proof: `checked` |
     | `staying` | after every round | race, proof |
     | `measures_memory` | after the rounds | race, proof |
     | `proves`, `to_check` | last, for the checks | proof |
@@ -53,7 +53,7 @@ class Policy:
 
     most_times_slower = math.inf  # variants this many times slower than the baseline are not timed
     checked: int | None = None  # approximate number of checked variants; 0 for none, None for all
-    least_rounds: int | None = None  # rounds that decide; None for as many as intervals need
+    deciding_rounds: int | None = None  # None for as many as intervals need
     proves = False  # True if the first check ignores the budget
     measures_memory = True
 
@@ -67,9 +67,13 @@ class Policy:
 
         `comparison` is None except at planned tests; this policy ends rounds only there.
         """
+        return () if self.are_settled(racing, comparison) else racing
+
+    @staticmethod
+    def are_settled(racing: Sequence[Record], comparison: Comparison | None) -> bool:
+        """Return whether more rounds would change no verdict; False without a comparison."""
         ratios = [comparison.ratio(record) for record in racing] if comparison else []
-        is_over = comparison is not None and all(ratio.settled for ratio in ratios if ratio)
-        return () if is_over else racing
+        return comparison is not None and all(ratio.settled for ratio in ratios if ratio)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         """Yield the records to check, likely winners first; each is checked before the next."""
@@ -101,7 +105,7 @@ def shares_of_time(
     """
 
     def least_s(runners: Sequence[Runner]) -> float:
-        rounds = policy.least_rounds or least_rounds(len(runners) - 1)
+        rounds = policy.deciding_rounds or least_rounds(len(runners) - 1)
         return costs.LATEST * rounds * sum(runner.usual_s for runner in runners)
 
     kept, left_s = list(warm), budget.left_s

@@ -25,7 +25,7 @@ class PlanRace(Policy):
     """Choose the fastest plan by dropping clearly slower plans, without a proof or checks."""
 
     most_times_slower = thresholds.MOST_TIMES_SLOWER
-    checked, least_rounds, measures_memory = 0, thresholds.FEW_ROUNDS, False
+    checked, deciding_rounds, measures_memory = 0, thresholds.FEW_ROUNDS, False
 
     def __init__(self, budget: SearchBudget) -> None:
         self._budget = budget
@@ -210,7 +210,7 @@ class Proof(Policy):
         if comparison is None or not others:
             return not others
         if (whole := others.get(self._whole.name)) is None:
-            return not super().staying(racing, comparison)
+            return self.are_settled(racing, comparison)
         ratio = comparison.ratio(whole)
         if ratio is None or ratio.verdict == "too noisy":
             return ratio is not None and ratio.high < thresholds.LEAST_WORTH_FINDING

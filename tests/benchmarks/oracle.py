@@ -61,7 +61,7 @@ AGAINST_BEST, AGAINST_OTHERS, TIMES_AS_LONG, COMES_TRUE = 0.97, 0.97, 1.5, 0.9
 class FirstRound(Policy):
     """Times every plan that is not far slower; checks none."""
 
-    most_times_slower, measures_memory, checked, least_rounds = FAR, False, 0, FEW_ROUNDS
+    most_times_slower, measures_memory, checked, deciding_rounds = FAR, False, 0, FEW_ROUNDS
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         rounds = racing[0].times_s  # where steps are long, few of them tell enough

@@ -90,8 +90,8 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
     }
     if not arguments.rules:
         every = each_once([one for held in optimizers.values() for one in held.values()])
-        proven = namespace.or_learned(SpeedConfig(), list(models.values()), every)
-        config = proven if config.is_auto else config
+        proven = namespace.proven_config([*models.values()], every)
+        config = proven if proven is not None and config.is_auto else config
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
         show_applied(names, session, name, context, proven)

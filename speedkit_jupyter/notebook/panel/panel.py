@@ -16,7 +16,7 @@ from IPython.display import display
 from IPython.utils.capture import capture_output
 
 from speedkit_jupyter.notebook import session
-from speedkit_jupyter.notebook.namespace import find_optimizers, or_learned
+from speedkit_jupyter.notebook.namespace import find_optimizers, proven_config
 from speedkit_jupyter.notebook.panel import controls
 from speedkit_jupyter.notebook.panel.background_run import BackgroundRun, on_arrival
 from speedkit_jupyter.notebook.progress import INTERVAL_S, is_kernel
@@ -92,9 +92,8 @@ class Panel:
         self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
         self._has_picked = False  # True if the choice is newer than any apply or search
         applied = self.context
-        self.config = applied.config if applied else SpeedConfig()
-        if applied is None:
-            self.config = or_learned(self.config, model, self._optimizers())
+        proven = None if applied else proven_config([model], self._optimizers())
+        self.config = applied.config if applied else proven or SpeedConfig()
         self._run: BackgroundRun | None = None
         self.result: Comparison | None = None
         self._report: Document | None = None
