@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.support.exceptions import SpeedKitError as SpeedKitError
     from speedkit_jupyter.support.exceptions import StepError as StepError
 
-# Every public name: its module and its purpose.
+# The module and the purpose of each public name.
 _PUBLIC = {
     "ConfigError": ("support.exceptions", "A configuration that can't be read."),
     "Decision": ("catalog.base.decision", "The decision about one optimization, with its reason."),
@@ -98,14 +98,14 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Run `%load_ext speedkit_jupyter`: add the magics; start `auto` if SPEEDKIT_AUTO is 1."""
+    """Handle `%load_ext speedkit_jupyter`: add the magics; start `auto` if SPEEDKIT_AUTO is 1."""
     from speedkit_jupyter.notebook.shell import register
 
     register(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Run `%unload_ext speedkit_jupyter`: restore all plans, end extras, remove the magics."""
+    """Handle `%unload_ext speedkit_jupyter`: restore all plans, end extras, remove the magics."""
     from speedkit_jupyter.notebook.shell import unregister
 
     unregister(shell)

@@ -15,7 +15,7 @@ USAGE = "usage: python -m speedkit_jupyter run SCRIPT.py [ARGUMENT …]"
 
 
 def main() -> int:
-    """Run the script that the command line names; return 2 after a usage or SpeedKit error."""
+    """Run the command line's script; return 2 after a usage error or a SpeedKit error, else 0."""
     if sys.argv[1:2] != ["run"] or len(sys.argv) < 3:
         print(USAGE, file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""The switches: CATALOG has the order in which they are decided and applied."""
+"""CATALOG lists the switches in the order in which a plan decides on them and applies them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SHARED = "as before: other tensors (a view, a state_dict, an array) follow the w
 
 
 class ChannelsLast(Optimization):
-    """Store weights as NHWC, which Tensor Cores and oneDNN read; activations follow the weights."""
+    """Store convolution weights as NHWC for Tensor Cores and oneDNN; activations become NHWC."""
 
     name = "channels_last"
     effect = Effect.ROUNDING

@@ -1,4 +1,4 @@
-"""The switch `compile`: torch.compile in place; object, class and state_dict keys stay."""
+"""The switch `compile`: torch.compile in place, which keeps object, class and state_dict keys."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
 INDUCTOR, SAME_RANDOM = "inductor", "same_random"
 # On a CPU, blocks are compiled instead of the whole model if blocks hold more than the share MOSTLY
-# of all parameters, and on average each kind has at least ALIKE blocks of LARGE_BLOCK parameters.
-# As blocks, six layers of a transformer compile in half of the time. Reading such a block takes
+# of all parameters, with at least ALIKE blocks per kind and LARGE_BLOCK parameters per block on
+# average. As blocks, six transformer layers compile in half the time. Reading such a block takes
 # 0.16 ms at 10 GB/s, and each call of compiled code 16 µs; operations are not fused across blocks.
 ALIKE, MOSTLY, LARGE_BLOCK = 6, 0.8, 400_000
-# Seconds of a first step on a CPU: fixed, for the graph, and per layer; the latter two halve for a
-# model in eval mode. Fitted to transformers and convolutions on 2 cores.
+# Seconds of a first step on a CPU: fixed, for the graph, and per layer; in eval mode, the last two
+# are halved. Fitted to transformers and convolutions on 2 cores.
 BEGIN_S, GRAPH_S, LAYER_S = 3.0, 3.0, 0.25
 KEYS = f"save `model`: the keys of compiled_model.state_dict() begin with `{COMPILED_CHILD}.`"
 COPIES = "copy `model` before: later copies call the original's forward"
@@ -51,10 +51,10 @@ class Compile(Optimization):
         """The options of `torch.compile`; with `dynamic: auto` torch detects changing shapes.
 
         `scope: blocks` compiles the repeated blocks instead of the whole model, in less time.
-        Rules select blocks on a CPU for a model mostly of many large blocks, and everywhere for
-        recomputed activations or several processes. `draws: same_random` draws the random numbers
-        of uncompiled code, in more time. `background` compiles with inductor in another process
-        while the model runs uncompiled. With `required` a failure is an error.
+        `auto` selects blocks on a CPU if the model consists mostly of many large blocks, and on
+        any device for recomputed activations or several processes. `draws: same_random` draws the
+        random numbers of uncompiled code, more slowly. `background` compiles with inductor in
+        another process while the model runs uncompiled. With `required` a failure is an error.
         """
 
         enabled: Switch = "auto"
@@ -183,7 +183,7 @@ def expected_s(facts: Facts, options: Compile.Options) -> float | None:
 
 
 def whole_model_s(facts: Facts) -> float:
-    """Return the whole model's compile seconds; 0 if rules choose it, or in several processes."""
+    """Return whole-model compile seconds; 0 unless rules choose blocks, on a CPU in one process."""
     if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
         return 0.0
     return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0

@@ -1,4 +1,4 @@
-"""The switch `cuda_graphs`: record calls of the model by torch's `make_graphed_callables`."""
+"""The switch `cuda_graphs`: record calls of the model with torch's `make_graphed_callables`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AGAIN = "a later call has overwritten this backward pass's inputs: leave cuda_gr
 
 
 class CudaGraphs(Optimization):
-    """On request, record a call that has the shapes of an earlier call; replay later such calls."""
+    """On request, record a call with the shapes of an earlier call; later such calls replay it."""
 
     name = "cuda_graphs"
     variable = None
@@ -82,7 +82,7 @@ class Graphed(Call):
 
     def __init__(self, model: torch.nn.Module, notes: dict[str, str]) -> None:
         super().__init__(model, notes)
-        self._seen: deque[Any] = deque(maxlen=8)  # keys of recent calls, to find a repeated call
+        self._seen: deque[Any] = deque(maxlen=8)  # kinds of recent calls, to find a repeated call
         self._graph: Any = None
         self._kind: Any = None
         self._is_off, self._replays = False, 0
@@ -130,9 +130,9 @@ class Graphed(Call):
         )
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record the call; return a function that replays it. Restores buffers and random states.
+        """Record the call; return a function that replays it. Restore buffers and random states.
 
-        Weights and buffers are inputs without copies, so that gradients of weights are results.
+        Weights and buffers are inputs, too (not copied), so the graph returns weights' gradients.
         """
         whole = torch.nn.Module()
         whole.model, whole.forward = self.module, self.below

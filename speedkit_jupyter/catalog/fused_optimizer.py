@@ -24,7 +24,7 @@ LATER = "no optimizer exists yet: one made later gets its fused kernel at its fi
 
 
 class FusedOptimizer(Optimization):
-    """Update parameters by one call of a fused kernel, instead of operation by operation."""
+    """Update parameters with a fused kernel, instead of operation by operation."""
 
     name = "fused_optimizer"
     effect = Effect.ROUNDING

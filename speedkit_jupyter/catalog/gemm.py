@@ -60,7 +60,7 @@ if torch.backends.mkldnn.is_available():
 
 
 class Gemm(Optimization):
-    """Use oneDNN on AMD's processors: MKL takes its AVX2 path there, oneDNN AVX-512 (2.1×)."""
+    """Use oneDNN where faster, as on AMD's CPUs (2.1×): MKL uses AVX2 there, oneDNN AVX-512."""
 
     name = "gemm"
     flag, none = "gemm", gemm_rates.BLAS

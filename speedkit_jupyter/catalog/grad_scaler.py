@@ -90,8 +90,8 @@ class LossScaling:
     """The scaled backward passes of one thread, while a model has a plan that scales.
 
     The first plan's scaler serves all losses. Its factor is a power of two, so other models get
-    bitwise equal gradients. Once the user's code scales a loss, with any scaler, plans scale no
-    more losses in this thread.
+    bitwise equal gradients. Once the user's code scales a loss with any enabled scaler, plans scale
+    no more losses in this thread.
     """
 
     def __init__(self) -> None:
@@ -104,10 +104,10 @@ class LossScaling:
         self._overflows: list[tuple[set[int], list[torch.Tensor]]] = []  # leaf ids, overflow flags
         self._held: dict[int, list[tuple[torch.Tensor, Any]]] = {}  # gradients hidden from a step
         self._unscaled: set[int] = set()  # ids of leaves that a step inside backward() unscaled
-        self._holders: list[Any] = []  # stand-ins for optimizers, kept: the scaler has their ids
+        self._holders: list[Any] = []  # optimizers' stand-ins, kept alive: the scaler has their ids
 
     def begin(self, target: Target) -> None:
-        """Start scaling losses for a plan; plans end in any order."""
+        """Start scaling losses for a plan; plans may end in any order."""
         if not self.targets:
             stack = self._stack
             stack.enter_context(patched(torch.autograd, "backward", self._scaling_backward))
@@ -241,7 +241,7 @@ IN_THREAD = ThreadLossScaling()
 
 @contextmanager
 def scaled(target: Target) -> Iterator[None]:
-    """Scale the losses of this thread in the block."""
+    """Scale this thread's losses in the block."""
     loop = IN_THREAD.here
     loop.begin(target)
     try:

@@ -85,7 +85,7 @@ class Unrecorded(Call):
     """Calls without autograd, repeated with autograd if a backward pass needs them.
 
     Calls use autograd as usual in training mode, with inputs that require gradients, with hooks on
-    parts, and until one call has depended only on the inputs and the module's parameters.
+    parts or parameters, and until one call has changed nothing and used only inputs and the module.
     """
 
     # Ids of trained parameters, the results' structure, and whether each result needs gradients.
@@ -155,7 +155,7 @@ class Recalled(torch.autograd.Function):
         pairs = [*zip(leaves, asking, strict=False)]
         others = (one for one, asks in pairs if not asks)
         ctx.mark_non_differentiable(*(one for one in others if isinstance(one, torch.Tensor)))
-        # Cloned, because the user could not modify a view from a custom function in place.
+        # Views are cloned: the user could not modify a view from a custom function in place.
         return tuple(
             one.clone() if asks and torch_private.base_of(one) is not one else one
             for one, asks in pairs

@@ -16,13 +16,13 @@ from speedkit_jupyter.torchglue import heap
 
 HEAP = "malloc.keep"
 # A step that requests this much memory from the system spends tens of milliseconds on page faults.
-# For smaller steps, a search loses more time by toggling the switch than the switch can save.
+# For other steps, a search loses more time by toggling the switch than the switch can save.
 MUCH_BYTES = 4 * LARGE_BYTES
 FRESH = "each step gets about {} MiB from the system, which clears it page by page"
 
 
 class Malloc(Optimization):
-    """Keep the memory of freed large tensors; the system would clear its pages in each step."""
+    """Keep the memory of freed large tensors, so that the system needn't clear it in each step."""
 
     name, flag = "malloc", HEAP
     effect = Effect.EXACT

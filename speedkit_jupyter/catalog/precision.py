@@ -267,7 +267,7 @@ class Lowered(Call):
 
 
 def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
-    """Return Lowered layers (for parts, too, if the class `_has_methods`) and CastOnce layers."""
+    """Return Lowered (for parts, too, if the class has public methods) and CastOnce layers."""
     model, inside = target.model, ModelCallState()
     parameter = next(model.parameters(), None)
     block = ("cpu" if parameter is None else parameter.device.type, dtype)
@@ -279,7 +279,7 @@ def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
 def in_float32(results: Any, dtype: torch.dtype) -> Any:
     """Return results in the same structure, with tensors of `dtype` converted to float32.
 
-    Containers are copied, dataclasses only with such a tensor. A repeated tensor stays one object.
+    Containers are copied; dataclasses only if a tensor changes. A repeated tensor stays one object.
     """
     known: dict[int, tuple[Any, Any]] = {}  # by id: the value, kept alive, and its result
 
@@ -317,7 +317,7 @@ def _has_methods(kind: type) -> bool:
 
 
 def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the children; lists and dicts are never called: yield their children instead."""
+    """Yield the children; for lists and dicts, which are never called, yield their children."""
     for child in module_table(module).values():
         if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
             yield from _parts(child)

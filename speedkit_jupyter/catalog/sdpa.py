@@ -76,7 +76,7 @@ class Sdpa(Optimization):
         }
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Call attention on CUDA, as a first call resets the order. Return the context manager."""
+        """Call attention on CUDA: a first call resets the order. Return the context manager."""
         parameter = None if target.model is None else next(target.model.parameters(), None)
         if parameter is not None and parameter.device.type == "cuda":
             one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)
@@ -99,7 +99,7 @@ class Sdpa(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function that creates a block with the chosen kernel, for `ctx.sdpa()`."""
+        """Return a function that creates `ctx.sdpa()`'s context manager for the chosen kernel."""
         return nullcontext if decision.value == "auto" else partial(self.switched, decision, target)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

@@ -82,7 +82,7 @@ class Tf32(Optimization):
 
         def change() -> None:
             torch.set_float32_matmul_precision(decision.value)
-            # Only if the value differs: no setter can write the value of a fresh process again.
+            # Write the flag only to change it: no setter can restore the state of a fresh process.
             lowers = decision.value != "highest"
             if fp32_precision.read()[CUDNN_TF32] is not lowers:
                 torch.backends.cudnn.allow_tf32 = lowers
@@ -91,7 +91,7 @@ class Tf32(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the setting, also full float32: cuDNN and a compiling Trainer default to TF32."""
+        """Return the code, even for full float32: cuDNN and a compiling Trainer default to TF32."""
         now = self.as_is(facts)
         full = (decision.value if decision.active else now) == "highest"
         if form == "transformers" and facts.device_type == "cuda" and (full or decision.active):

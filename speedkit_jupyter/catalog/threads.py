@@ -14,13 +14,13 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 
-# From LONG_S seconds a step and LARGE_MODEL parameters, a search won't try one thread, which took
-# 1.6 times as long as two threads. Steps of many tiny operations are faster in one thread.
+# If a step takes LONG_S seconds or more, and the model has LARGE_MODEL parameters or more, a search
+# doesn't try one thread: it took 1.6 times as long as two. Many tiny operations are faster in one.
 LONG_S, LARGE_MODEL = 0.02, 1_000_000
 
 
 class Threads(Optimization):
-    """Limit threads to the CPU quota: containers show all cores, and further threads only wait."""
+    """Limit threads to the usable cores: containers show all cores, and extra threads only wait."""
 
     name = "threads"
     effect = Effect.ROUNDING  # threads split sums

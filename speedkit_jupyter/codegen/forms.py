@@ -54,11 +54,11 @@ def code(
 
     Args:
         plan: a plan, or the context of `apply_speedups`, which knows its model and optimizers.
-        form: "torch"; "transformers" for a Trainer and its arguments; "yaml" for a config; or
-            "torchrun" for a script for several processes.
+        form: "torch" for a plain loop; "transformers" for a Trainer and its arguments; "yaml" for a
+            config; or "torchrun" for a script for several processes.
         optimizers: the plan's optimizers, whose hyperparameters are written out; or a mapping from
             your expressions to these optimizers.
-        model: a Plan's model; class and `forward` decide the call (`model(**batch)["loss"]`).
+        model: a Plan's model; its class and `forward` decide the call (`model(**batch)["loss"]`).
         name: the expression for the model in the code.
         names: the notebook's variables; keys of `optimizers` that aren't defined there are ignored.
 
@@ -66,8 +66,8 @@ def code(
         The source code, or YAML, as text.
 
     Raises:
-        SpeedKitError: the form is unknown or can't express the plan; `optimizers` don't match it.
-        ArgumentError: `plan` is not a plan, or `name` is not an expression.
+        SpeedKitError: the form is unknown or can't express the plan, or `optimizers` don't fit it.
+        ArgumentError: `plan` is neither a plan nor a context, or `name` is not an expression.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""The parts that all forms of code share: header, model's call, switches' snippets, optimizers."""
+"""The parts that the forms of code share: header, call of the model, snippets, optimizers."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from speedkit_jupyter.torchglue.private import TREE_MAP_IMPORT
 if TYPE_CHECKING:
     Optimizers = Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
 
-# Columns of comments: the default line length of Black and Ruff.
+# Width of comments in columns: the default line length of Black and Ruff.
 WIDTH = 88
 # The model's name in generated code.
 MODEL = "model"
 Block = list[str]
 INDENT = "    "
 PASSED_ON = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
-# Inputs of a call: one tensor, several positional tensors, or a mapping by name.
+# Inputs of a call: one tensor, several positional tensors, or keyword arguments.
 ONE, SEVERAL, BATCH = "inputs", "*inputs", "**batch"
 LIGHTNING = ("loss = {model}.training_step(batch, 0)",)
-# Models with labels return a dict, or an output of transformers, which supports the same access.
+# Models that take labels return a dict or an output of transformers, which is indexed like a dict.
 LABELS = ('loss = {call}["loss"]',)
 # torch's optimizer whose `step` needs a closure that calls the model.
 BY_CLOSURE = "LBFGS"
@@ -81,7 +81,7 @@ class ModelCall:
             return []
         if self.inputs == ONE and not self.own_loss:
             return [f"{joined} = {', '.join(f'{name}{to}' for name in names)}"]
-        # transformers' batches are dict-like objects that torch's functions do not recognize.
+        # transformers' batches are dict-like objects that `tree_map_only` does not look into.
         given = joined.replace("batch", "{**batch}") if self.inputs == BATCH else joined
         return [f"{joined} = tree_map_only(torch.Tensor, lambda one: one{to}, ({given}))"]
 
@@ -173,11 +173,11 @@ class Script:
         return [" = ".join(map(", ".join, zip(*changed, strict=True)))] if changed else []
 
     def blocks(self, place: str) -> list[Block]:
-        """Return the lines of all snippets for one location."""
+        """Return a block for each snippet with lines for a place in the script, such as `setup`."""
         return [[*lines] for snippet in self.snippets if (lines := getattr(snippet, place))]
 
     def setup(self) -> list[Block]:
-        """Return the lines for process-wide switches, and torch.compile's for a compiled model."""
+        """Return the lines for process-wide switches, and more switches for a compiled model."""
         compiling = self.blocks("compiling") if self.plan["compile"].active else []
         return [*self.blocks("setup"), *compiling]
 
@@ -206,9 +206,9 @@ def gather(
     call: ModelCall,
     model: str,
 ) -> Script:
-    """Return the script of a plan. Raises SpeedKitError if `form` can't express the plan.
+    """Return a plan's script. Raises SpeedKitError if `form` or `optimizers` don't fit the plan.
 
-    The keys of `optimizers` are the user's expressions; given `names`, undefined keys are ignored.
+    Keys of `optimizers` are the user's expressions; given `names`, undefined keys are ignored.
     """
     snippets, facts = [], plan.facts_after
     for decision in plan:
@@ -252,7 +252,7 @@ def _script_optimizers(
 
 
 def _word(name: str, names: Mapping[str, Any] | None) -> str:
-    """Return the user's expression for an optimizer; empty if invalid or not in given `names`."""
+    """Return the user's expression for an optimizer; empty if invalid or undefined in `names`."""
     with suppress(SpeedKitError):
         if names is not None:
             lookup.value_of(names, name)

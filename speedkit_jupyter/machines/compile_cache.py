@@ -59,7 +59,7 @@ def root() -> Path:
 
 
 def is_plain(path: Path) -> bool:
-    """Return whether torch, which splits compiler commands like a shell, keeps this path whole."""
+    """Return whether a path is printable and stays whole if torch splits commands like a shell."""
     with suppress(ValueError):  # an unpaired quote
         return shlex.split(path.as_posix()) == [path.as_posix()] and str(path).isprintable()
     return False
@@ -78,7 +78,7 @@ def _machine() -> str:
     found = Hardware.detect()
     gpus = [(one.name, one.capability, one.rocm) for one in found.accelerators]
     # The compiler builds for all of a CPU's instructions, which differ between virtual machines of
-    # one CPU name. ATEN_CPU_CAPABILITY limits them; torch's keys of graphs omit this limit.
+    # one CPU name. ATEN_CPU_CAPABILITY limits them; keys of torch's graph cache omit this limit.
     allowed = torch.backends.cpu.get_cpu_capability()
     cpu = (found.cpu.architecture, found.cpu.name, instruction_sets(), allowed)
     parts = (found.torch, sys.version_info[:2], found.system, cpu, gpus)
@@ -104,7 +104,7 @@ def trusted() -> Path:
 
 
 def prepare() -> Path | None:
-    """Clear large caches; create and return this machine's folder, or warn and return None."""
+    """Limit the cache; create and return this machine's folder, or warn and return None."""
     try:
         folder = trusted()
         _bound_once(folder.parent)
@@ -115,7 +115,7 @@ def prepare() -> Path | None:
     return folder
 
 
-# Each text is shown once per process, because measurements apply plans often.
+# Each warning is shown once per process, because measurements apply plans often.
 _warn_once = cache(messages.warn)
 
 
@@ -208,9 +208,9 @@ def _bound_once(_: Path) -> None:
 # torch runs the C++ compiler for each kernel of a graph, and each run reads headers for 1.4 s.
 # A further kernel in a run takes 0.06 s (g++ 12, AVX-512). Kernels' code and flags stay the same.
 
-# Most kernels per run of the compiler: 30 kernels take about as long as the headers.
+# Maximum number of kernels per compiler run: 30 kernels take about as long as the headers.
 MOST = 30
-# A kernel's first line. Kernels with further headers stay with torch: a namespace can't hold them.
+# A kernel's first line. torch builds kernels with further headers: namespaces can't hold headers.
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 # Headers of a kernel's Python bindings.
 BINDING_HEADERS = ("Python.h", "sstream", "cstdlib", "cerrno")
@@ -231,7 +231,7 @@ def joined(kernels: Iterable[str]) -> str:
 
 
 def build(kernels: Sequence[str]) -> Callable[[], list[Any]]:
-    """Build kernels as one library, in threads if possible; return a function that waits for it."""
+    """Return a function that builds and loads a library of kernels; threads, if any, start now."""
     load = torch_private.kernel_library(joined(kernels))
 
     def functions() -> list[Any]:

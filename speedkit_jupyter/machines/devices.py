@@ -1,4 +1,4 @@
-"""Kinds of accelerator (`KINDS`): detection, bf16 on MPS and XPU, memory, CUDA graphs, reasons."""
+"""Kinds of accelerator (`KINDS`): detection, reasons for or against bf16, memory, CUDA graphs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TPUS = {"xla": "torch-xla", "tpu": "torch-tpu"}
 class Kind:
     """A kind of accelerator, by torch's name for it, such as cuda.
 
-    `detect` returns the fields of each `hardware.Accelerator` if torch finds this kind (the default
-    name is the processor's). `is_numbered`: several can exist (`cuda:1`). `not_fused`: optimizers
+    `detect` returns the fields of each `hardware.Accelerator` of a kind that torch finds (default
+    `name`: the processor's). `is_numbered`: several can exist (`cuda:1`). `not_fused`: optimizers
     without fused kernels. `bf16` and `no_bf16` are the reasons shown for and against bf16.
     """
 
@@ -60,7 +60,7 @@ class Kind:
         return int(self.module.mem_get_info(device)[0]) + int(cached)
 
     def peak_bytes(self, step: Callable[[], object], device: torch.device) -> int | None:
-        """Clear torch's cache and peak, run a step, return its peak of new bytes (MPS: None)."""
+        """Clear torch's cache, run a step, return the peak of bytes that it adds (MPS: None)."""
         if not hasattr(self.module, "max_memory_allocated"):
             step()
             return None
@@ -138,7 +138,7 @@ def kind_of(device: str) -> Kind | None:
 
 
 def every() -> list[Kind]:
-    """Return the kinds in the table, and torch's current accelerator if of another kind (NPU)."""
+    """Return all KINDS, and the kind of torch's current accelerator if it is another (an NPU)."""
     import torch
 
     found = torch.accelerator.current_accelerator()
@@ -146,7 +146,7 @@ def every() -> list[Kind]:
 
 
 def named(name: str) -> Kind:
-    """Return the kind of this name; a kind outside of the table has the default abilities."""
+    """Return the kind of this name; a kind that is not in KINDS has the default abilities."""
     return KINDS.get(name) or Kind(name, list)
 
 
@@ -176,7 +176,7 @@ def has_fused(device: str, optimizer: str) -> bool:
 
 
 def release_cached() -> None:
-    """Return the memory cached by torch's allocators to the driver."""
+    """Give the memory that torch's allocators have cached back to the driver."""
     for kind in in_use():
         kind.module.empty_cache()
 

@@ -21,7 +21,7 @@ Values = Mapping[str, Any]
 
 
 class Switch(NamedTuple):
-    """Functions that read and write a process-wide setting; `others` are more values for tests."""
+    """Functions that read and write a process-wide setting; `others` are values for tests."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
@@ -33,7 +33,7 @@ OWNERS: list[Callable[[], Mapping[str, Switch]]] = []
 
 
 class Change(NamedTuple):
-    """One setting's value before and after."""
+    """The value of one switch before and after."""
 
     name: str
     before: Any
@@ -47,7 +47,7 @@ def snapshot() -> Values:
 
 
 def diff(before: Values, after: Values) -> tuple[Change, ...]:
-    """Return the changes of the values in both snapshots, in the order of `before`."""
+    """Return the changes of the switches in both snapshots, in the order of `before`."""
     return tuple(
         Change(name, value, after[name])
         for name, value in before.items()
@@ -74,7 +74,7 @@ class FlagOverride:
 
 
 class OverrideStack:
-    """Overrides of switches that may be taken back in any order."""
+    """Overrides of switches, which can be undone in any order."""
 
     def __init__(self) -> None:
         self._layers: list[FlagOverride] = []
@@ -124,7 +124,7 @@ class OverrideStack:
         return self._originals[name] if top is None else top.values[name]
 
     def _adopt_changes_by_the_user(self, values: Values) -> None:
-        """Make the user's changes since the last override the originals that an undo restores."""
+        """Treat values that the user has set since the last override as originals to restore."""
         for name, value in values.items():
             if self._top(name) is None or self._in_force(name) == value:
                 continue
@@ -151,7 +151,7 @@ def attribute(owner: Any, name: str, *values: Any) -> Switch:
 
 
 def switches() -> dict[str, Switch]:
-    """Return all switches of torch's loaded modules, except float32's precision."""
+    """Return all switches of torch's loaded modules, except those of `fp32_precision`."""
     import torch
 
     table = {  # no optimization sets these, but decisions or results depend on them
@@ -173,7 +173,7 @@ def switches() -> dict[str, Switch]:
 
 
 def _sums_of_products() -> dict[str, Switch]:
-    """Return cuBLAS's reduced-precision switches; values are pairs if torch has split-K."""
+    """Return cuBLAS's reduced-precision switches; reductions are pairs if torch has split-K."""
     import torch
 
     matmul = torch.backends.cuda.matmul

@@ -2,9 +2,9 @@
 
 torch has an old API (`set_float32_matmul_precision`, `cudnn.allow_tf32`) and a new API
 (`fp32_precision` per backend and operation). Once both are used, readers of the old API may raise
-RuntimeError. Readers of the new API return inherited values: `restore` writes `none`, to inherit,
-wherever `none` is enough, and only values that differ. A fresh torch has a state of CUDA's conv and
-rnn that no setter can write: TF32 unless a parent setting differs.
+RuntimeError. Readers of the new API return inherited values, so `restore` writes only values that
+differ, and `none` (inherit) wherever `none` is enough. In a new process, CUDA's conv and rnn have a
+state that no setter can write: TF32, unless a parent sets another precision.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def restore(values: Mapping[str, Any]) -> None:
     with interrupts.held_back():
         now = read()
         wanted = now | dict(values)
-        # Old settings also write new settings, so changed old settings are written first.
+        # Writing an old setting also writes new settings, so changed old settings come first.
         changed = {name for name in NAMES if wanted[name] != now[name]}
         if MATMUL_PRECISION in changed:
             torch.set_float32_matmul_precision(wanted[MATMUL_PRECISION])
@@ -73,7 +73,7 @@ def restore(values: Mapping[str, Any]) -> None:
             for value in ("none", wanted[name]):
                 if owner.fp32_precision == wanted[name]:
                     break
-                if owner is onednn:  # the attribute sets torch.backends' value
+                if owner is onednn:  # its attribute sets torch.backends' value
                     onednn.set_flags(_fp32_precision=value)
                 else:
                     owner.fp32_precision = value
@@ -91,7 +91,7 @@ def _matmul_precision(new: Mapping[str, str]) -> str:
     with suppress(RuntimeError):
         return torch.get_float32_matmul_precision()
     agrees = False
-    with suppress(RuntimeError):  # torch compares the old setting with the new
+    with suppress(RuntimeError):  # torch raises if the old and new settings disagree
         torch.backends.cuda.matmul.allow_tf32  # noqa: B018
         agrees = True
     if (new["cuda.matmul.fp32_precision"] == "tf32") is agrees:

@@ -2,7 +2,7 @@
 
 MKL, torch's BLAS on x86, takes its AVX2 path on processors that are not Intel's. oneDNN's kernels
 replace torch's on the dispatcher's CPU key, below autograd and compiled code. torch's own kernels
-still compute batches, small products and other dtypes.
+still compute batched and small products, and other dtypes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPERATORS = ("mm", "mm.out", "addmm", "addmm.out")
 # Products with at least this many multiply-adds go to oneDNN, which was faster on every machine
 # tried; for smaller products the call itself dominates.
 LEAST_PRODUCT = 128**3
-# Products with a shorter side stay with torch: oneDNN is slower if operands are transposed.
+# Products with a side below this stay with torch: oneDNN is slower if operands are transposed.
 SHORTEST = 4
 Kernel = Callable[..., Any]
 # oneDNN's kernels while they are registered. Module state, because the dispatcher is process-wide.
@@ -104,7 +104,7 @@ def _product() -> Kernel:
     def product(a: torch.Tensor, b: torch.Tensor, bias: Any = None) -> torch.Tensor:
         weight = b.t()
         if not (weight.is_contiguous() or b.is_contiguous()):
-            # With other strides, oneDNN uses its reference kernel, 200 times as slow.
+            # With other strides, oneDNN uses its reference kernel, which takes 200 times as long.
             weight = weight.contiguous() if b.stride(0) == 1 else b.contiguous().t()
         if bias is not None:  # oneDNN ignores a bias's strides
             bias = (bias if bias.dim() == 1 else bias[0]).contiguous()
@@ -150,7 +150,7 @@ PATIENCE_S = 60.0
 SIZE = 384
 UNMEASURED, BUSY = "the libraries could not be measured", "the machine is busy"
 # Times the three products of a linear layer's training step with each library: forward, gradients
-# of inputs and weights. In a child process, because oneDNN crashes on some machines
+# of inputs and weights. It runs in a child process, because oneDNN crashes on some machines
 # (pytorch#89817, pytorch#177227).
 SCRIPT = f"""
 import json, sys, timeit, torch
@@ -190,7 +190,7 @@ def known(machine: str) -> GemmRates | None:
 
 
 def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
-    """Return this machine's rates; if unknown, measure (2 to 10 s) and store rates or `failure`."""
+    """Return this machine's rates; if unknown, measure (2 to 10 s) and, unless busy, store them."""
     rates = known(machine)
     if rates is None:
         rates = _measure(threads, patience_s)

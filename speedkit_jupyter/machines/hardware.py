@@ -36,9 +36,9 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 _NO_TENSOR_CORES = re.compile(
     r"GTX 16\d\d|MX4[35]0|MX550|\bT(400|500|550|600|1000|1200)\b|Quadro T(400|600|1000|1200|2000)"
 )
-# `torch.cuda.get_arch_list()`: code `sm_86` runs on GPUs 8.6 to 8.9, `compute_90` from 9.0 on.
+# Items of `torch.cuda.get_arch_list()`: `sm_86` runs on GPUs 8.6 to 8.9, `compute_90` from 9.0 on.
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)[af]?")
-# Indexes of torch's wheels with kernels for capabilities before 7.5, and from 10.0 on; source:
+# Indexes of torch's wheels with kernels for capabilities below 7.5, and from 10.0 on; source:
 # `torch.cuda.PYTORCH_RELEASES_CODE_CC` of torch 2.13, and the release notes of 2.11.
 _OLD_GPUS, _NEW_GPUS = "cu126", "cu130"
 # AMD architectures with bf16 matrix instructions; source: AMD's ROCm hardware specifications.
@@ -72,7 +72,7 @@ class Cpu(_Record):
 
 
 class Accelerator(_Record):
-    """One GPU. `capability` is NVIDIA's compute capability, `rocm` AMD's architecture name."""
+    """One GPU. `capability` is torch's (major, minor); `rocm` is the name of AMD's architecture."""
 
     kind: devices.Name
     name: Shown = "unknown"
@@ -95,7 +95,7 @@ class Accelerator(_Record):
 
     @property
     def bf16(self) -> bool:
-        """Return whether bf16 runs in hardware (on MPS: at all); torch's test counts emulation."""
+        """Return whether bf16 runs in hardware (on MPS: at all); torch's test accepts emulation."""
         if self.rocm is not None:
             return bool(_ROCM_BF16.match(self.rocm))
         if self.capability is not None:
@@ -116,10 +116,10 @@ class Accelerator(_Record):
 class Hardware(_Record):
     """The properties of a machine that plans depend on.
 
-    `Hardware.current()` is this machine, or SPEEDKIT_HARDWARE's. `cxx` is the C++ compiler that
-    Inductor would call, or None. `cuda_architectures` are the GPUs that torch is built for (empty:
-    unknown). `libraries` maps the PyPI name of each installed optional library to its version
-    (default: the libraries of this environment).
+    `Hardware.current()` is this machine, or the one set by SPEEDKIT_HARDWARE. `cxx` is the C++
+    compiler that Inductor would call, or None. `cuda_architectures` are the GPUs that torch was
+    built for (empty: unknown). `libraries` maps the PyPI name of each installed optional library to
+    its version (default: the libraries of this environment).
     """
 
     system: Literal["Linux", "Windows", "Darwin"] = "Linux"
@@ -145,7 +145,7 @@ class Hardware(_Record):
         return dict(enumerate(every)).get(int(index or 0))
 
     def describe(self, device: str) -> str:
-        """Return a device's name (a CPU's with the usable cores), and the pinned machine, if any.
+        """Return a device's name, with a CPU's usable cores, and the pinned machine, if any.
 
         An unknown device, such as an NPU, keeps torch's name.
         """
@@ -234,7 +234,7 @@ class Hardware(_Record):
             raise ConfigError([f"{name}: {arguments.why(error)}"]) from None
 
     def to_json(self) -> str:
-        """Return JSON text that `from_json` loads without loss."""
+        """Return JSON text from which `from_json` restores all fields."""
         return self.model_dump_json(indent=2)
 
 
@@ -250,7 +250,7 @@ def _detect_cpu() -> Cpu:
         name=cpu_name(capabilities),
         architecture=platform.machine() or "unknown",
         logical_cores=os.cpu_count() or 1,
-        usable_cores=joblib.cpu_count(),  # affinity, cgroup v1 and v2 quotas
+        usable_cores=joblib.cpu_count(),  # within affinity and cgroup quotas (v1, v2)
         memory_bytes=host_memory().total,
         features=cpu_features(capabilities),
     )
@@ -315,7 +315,7 @@ def has_triton() -> bool:
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed libraries, without importing them."""
+    """Return the versions of the named libraries that are installed, without importing them."""
     versions = {}
     for name in names:
         with suppress(Exception):  # not installed, or an import hook of the user raises

@@ -118,7 +118,7 @@ class Cell:
 
 
 def _cached(shell: Any, code: str) -> str:
-    """Cache the code under a file name for tracebacks of the running cell; return the name."""
+    """Cache the code under a file name that tracebacks show as this cell; return the name."""
     # ipykernel names a file that does not exist; some versions of IPython then show wrong lines.
     numbers = getattr(shell.compile, "_filename_map", {})  # cell numbers by file name
     number = max(numbers.values(), default=shell.execution_count)
@@ -131,7 +131,7 @@ def _cached(shell: Any, code: str) -> str:
 
 
 def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
-    """Return a cell's step, with the models and optimizers used or named; raises UsageError."""
+    """Return a cell's step; named models and optimizers replace those used; raises UsageError."""
     names = shell.user_ns
     objects = reachable.reached([cell.names()])
     found, optimizers = reachable.outermost(objects), reachable.optimizers_among(objects)
@@ -148,7 +148,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
     if arguments.optimizer:
         optimizers = list(named_optimizers(names, arguments.optimizer).values())
     # The cell's `ctx` is the variant's context, unless the user assigned another object to `ctx`.
-    # A context of a measured model may stay: in measured steps it follows the variant's plan.
+    # A context of a measured model stays: in measured steps it follows the variant's plan.
     ctx = names.get("ctx")
     is_context = isinstance(ctx, SpeedContext) and all(ctx.model is not one for one in found)
     lends_context = "ctx" in cell.names().all and (ctx is None or is_context)
@@ -168,7 +168,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
 
 
 def again(shell: Any, cell: Cell, arguments: Any) -> Step:
-    """Return the step anew, with the current values of the cell's names; raises StepError."""
+    """Return a new step of the cell, with the current values of its names; raises StepError."""
     try:
         return step_of_cell(shell, cell, arguments, quiet=True)
     except UsageError as error:

@@ -139,7 +139,7 @@ def find_optimizers(
 
     Raises UsageError for an unknown name or, if `is_only`, an optimizer without such a parameter.
     """
-    is_mine = not trained_by(model, names)  # the user's loop: optimizers inside objects count
+    is_mine = not trained_by(model, names)  # in the user's loop, optimizers inside objects count
     found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
     holding = {name: one for name, one in found.items() if holds(one, [model])}
     if wanted and is_only and (idle := [name for name in found if name not in holding]):
@@ -208,7 +208,7 @@ def planned_for(
 
 
 def words_of_plans(names: Space, name: str | None) -> list[Any]:
-    """Return names for `planned_for`: of the models that `name` means; [None] without `name`."""
+    """Return the names for `planned_for` of all models that `name` means; [None] without `name`."""
     if name is None or name in dict(naming.applied(names)):
         return [name]
     return [*find_models(names, name)]

@@ -32,7 +32,7 @@ COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
 
 
 class Option:
-    """An option or argument: `more` for argparse, `found` for completion, `words` also for help."""
+    """An option or argument: completion uses `found` or `words`, help `words`, argparse `more`."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class Mode:
 
     @property
     def name(self) -> str:
-        """The option with its dashes: `--profile`."""
+        """Return the option with its dashes, such as `--profile`."""
         return self.option.names[0]
 
     def is_asked(self, arguments: Any) -> bool:
@@ -40,8 +40,8 @@ class Mode:
 class Plugin:
     """Subcommands of `%speedkit`, functions that run `%%speedkit` cells, modes of `%%speedbench`.
 
-    `begin` is called with the shell once extension and torch are loaded, and registers its clean-up
-    function by `at_unload`.
+    `begin` is called with the shell once the extension and torch are loaded, and registers its
+    clean-up function with `at_unload`.
     """
 
     commands: Sequence[Command] = ()

@@ -20,9 +20,9 @@ from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds.comparison import Progress
 from speedkit_jupyter.support import messages
 
-# Least seconds between two updates, because users can't read more than two a second.
+# Minimum seconds between two updates, because users can't read more than two a second.
 INTERVAL_S = 0.5
-# After this many silent seconds (compiling, for example), the display counts seconds.
+# After this many seconds without news (while compiling, for example), the display counts seconds.
 SILENT_S = 2.0
 
 
@@ -126,7 +126,7 @@ class LiveOutput:
                 counting.join()
 
     def end(self, result: Document | None) -> None:
-        """Replace the progress by the result or nothing; without progress, display the result."""
+        """Replace the progress with the result or nothing; without progress, display the result."""
         if self._handle is not None:
             self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)
         elif result is not None:

@@ -103,7 +103,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
         return shown(shell, "%%speedbench", lambda: run(shell, self._session(), line, source))
 
     def _session(self, command: str = "") -> Any:
-        """Return this shell's session; check environment variables unless the command is ENDING."""
+        """Return this shell's session; check environment variables, except for ENDING commands."""
         from speedkit_jupyter.notebook import session
         from speedkit_jupyter.plans.config import SpeedConfig
 
@@ -149,5 +149,5 @@ def _show_users_part(shell: Any, command: str, error: BaseException) -> None:
 
 
 def _show(error: BaseException, lines: list[str]) -> None:
-    # IPython would render the lines later, and until then keep the error and the model alive.
+    # Rendered lines, because a later rendering needs the frames, which keep the model alive.
     vars(error)["_render_traceback_"] = lambda: lines  # in case the class refuses attributes

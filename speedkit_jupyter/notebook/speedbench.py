@@ -1,4 +1,4 @@
-"""%%speedbench: its options; parse the line and the cell, run the engine, display."""
+"""%%speedbench: define its options, parse the line and the cell, run the engine, display."""
 
 from __future__ import annotations
 

@@ -44,11 +44,11 @@ def apply_speedups(
             process that hold the model's parameters).
 
     Returns:
-        The same model object, and a SpeedContext that holds neither model nor optimizers.
+        The same model object, and a SpeedContext that keeps neither model nor optimizers alive.
 
     Raises:
         ArgumentError: An argument has the wrong type.
-        ConfigError: SPEEDKIT_HARDWARE names no machine that can be read.
+        ConfigError: SPEEDKIT_HARDWARE, or an option's environment variable, is invalid.
         SpeedKitError: A part can't be applied, or `compile.required` is set and can't be met.
 
     Example::
@@ -128,7 +128,7 @@ def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
 
 @dataclass(frozen=True)
 class Preview:
-    """The plan that applying would put in force, and the context now in force (or None).
+    """The plan that applying would put in force, and the model's newest context (or None).
 
     `words` holds each optimization's decision for every word of its option.
     """
@@ -150,7 +150,7 @@ def preview(
     """Return a preview, planned from the model's original state; change nothing."""
     applied = applied_to(model)
     facts = replace(Facts.read(model, optimizers), optimizers_later=True)
-    if applied is not None:  # current facts of optimizers that are new to the plan in force
+    if applied is not None:  # only optimizers that are new to this plan have current facts
         pairs = zip(each_once(optimizers), facts.optimizers, strict=True)
         originals = tuple(applied.facts_of.get(one, its_facts) for one, its_facts in pairs)
         facts = replace(applied.facts, optimizers=originals)
@@ -159,7 +159,7 @@ def preview(
 
 
 def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, dict[str, Decision]]:
-    """Return each optimization's decision for each of its words, other options as in the config."""
+    """Return each optimization's decision for each word, with other options as in `config`."""
     decisions: dict[str, dict[str, Decision]] = {}
     for optimization in CATALOG:
         name = optimization.name

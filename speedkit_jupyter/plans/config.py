@@ -1,4 +1,4 @@
-"""The user's config: fields from the catalog, values from YAML, dicts and the environment."""
+"""The user's config: fields from the catalog; values from code, YAML files and the environment."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ FromCatalog: Any = create_model(
 
 @dataclass(frozen=True)
 class Origin:
-    """The source of values (a file or command), for messages."""
+    """The source of values (a file or command), named in messages."""
 
     name: str = "SpeedConfig"
-    firm: Collection[str] = ()  # fields that no environment variable changes
+    firm: Collection[str] = ()  # options that no environment variable overrides
 
 
 class SpeedConfig(FromCatalog):
-    """The options for a plan; `SpeedConfig()` is all-auto. Its fields come from the catalog.
+    """The options for a plan; `SpeedConfig()` is all auto. The fields come from the catalog.
 
     Args:
         alone: If True, options that are not given stay unchanged; grad_scaler follows precision.
-        values: Options by name, as `precision="bf16"`. Environment variables (`SPEEDKIT_<NAME>`,
+        values: Options by name, as in `precision="bf16"`. Environment variables (`SPEEDKIT_<NAME>`,
             the entry's `variable`) take precedence.
 
     Raises:
@@ -92,7 +92,7 @@ class SpeedConfig(FromCatalog):
     def from_yaml(cls, path: str | os.PathLike[str]) -> SpeedConfig:
         """Read a YAML file with the safe loader. Raises ConfigError with every mistake.
 
-        An empty file is all-auto.
+        An empty file gives the config `SpeedConfig()`.
         """
         name = str(arguments.path("path", path))
         try:
@@ -122,7 +122,7 @@ class SpeedConfig(FromCatalog):
         return {ALONE: True, **values} if self._alone else values
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
-        """Return a copy whose requests have the origin `source` and the measurement `why`."""
+        """Return a copy; requests of given options have the `source` and the measurement `why`."""
         twin = self.model_copy()
         twin._source, twin._why = source, why
         return twin
@@ -134,7 +134,7 @@ class SpeedConfig(FromCatalog):
         return twin
 
     def changed(self, path: str, value: Any) -> SpeedConfig:
-        """Return a config with one more option: its name (`tf32`) or a field (`compile.mode`).
+        """Return a config with `value` for an option (`tf32`) or a field of it (`compile.mode`).
 
         No environment variable overrides this option. None resets a field to its default. Raises
         ConfigError for an invalid name or value.
@@ -164,16 +164,16 @@ class SpeedConfig(FromCatalog):
 
     @property
     def why_left(self) -> str:
-        """The measured reason for leaving auto options unchanged; else empty."""
+        """The measured reason for leaving auto options unchanged; empty if none."""
         return self._left
 
     @property
     def is_auto(self) -> bool:
-        """True if all options are auto, in the config and in the environment."""
+        """True if no option is given, in config or environment, and `alone` is not set."""
         return not (self._alone or self._variables or self.to_dict())
 
     def request(self, name: str) -> Request:
-        """Return the request for one optimization, with its origin."""
+        """Return the request for one optimization, with the value's origin."""
         value = getattr(self, name)
         if name in self._variables:
             return Request(name, value, "env", self._variables[name])
@@ -185,7 +185,7 @@ class SpeedConfig(FromCatalog):
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
     """Return the value of a word from a shell or the environment; up to 18 digits are an int.
 
-    1, on and yes are True if "true" is `allowed`; 0, off and no are False if "false" is.
+    1, true, on or yes is True if "true" is `allowed`; 0, false, off or no is False if "false" is.
     """
     word = word.strip().lower()
     if "true" in allowed and word in ("1", "true", "on", "yes"):
@@ -200,7 +200,7 @@ def _prepared(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return values by option, overridden by environment variables, and the variables used.
 
-    Mistakes are added to `problems`. Unknown SPEEDKIT_ variables cause warnings.
+    Unknown variables cause warnings, and mistakes go to `problems`; `origin.firm` has precedence.
     """
     known: dict[str, Any] = {}
     for key, value in values.items():
@@ -231,7 +231,7 @@ def _prepared(
 def _problems_of(
     error: ValidationError, origin: Origin, variables: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield a line for each value that pydantic refuses: key, value and allowed values."""
+    """Yield a line for each key or value that pydantic refuses, with the reason."""
     paths = set()
     for detail in error.errors():
         path, allowed = _allowed(detail["loc"])
@@ -251,7 +251,7 @@ def _problems_of(
 
 
 def _allowed(location: tuple[int | str, ...]) -> tuple[tuple[str, ...], str]:
-    """Return the key's path, without pydantic's union branches, and the allowed values."""
+    """Return the key's path, without pydantic's union branches, and the allowed values or keys."""
     name, *inner = map(str, location)
     fields: Mapping[str, Any] = getattr(find(name), "fields", {})
     if not fields:

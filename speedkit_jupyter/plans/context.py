@@ -1,15 +1,15 @@
 """A plan in force on a model, and its exact undoing.
 
 Only `_apply` puts a plan on the model, and only `_undo` takes it off; the registry in
-`plans/registry.py` has the contexts of this process.
+`plans/registry.py` lists the contexts of this process.
 
 | state | begins with | ends with |
 | --- | --- | --- |
 | planned | `SpeedContext(model, config)` | `put_in_force` |
 | in force | `put_in_force`, `show`, `restore` of a newer plan | `hide`, `restore` |
-| hidden | `hide`: by a newer plan or a measurement | `show`, `restore` |
-| measured | the block `MeasuredContext.in_force` | its end |
-| restored | `restore` (or a newer plan's), `roll_back`, `abandon`, deletion of the model | never |
+| hidden | `hide`: by a newer plan or a measurement | `show`, `restore` (or a newer plan's) |
+| measured | the block `MeasuredContext.in_force` | the end of the block |
+| restored | `restore`, `roll_back`, `abandon`, newer plans, deletion of the model | never |
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class OpenBlocks(threading.local):
 
 
 class ReusableContext(ContextDecorator):
-    """A context manager and decorator that calls `make()` at every entry.
+    """A context manager and decorator; each use enters the new context manager `make()`.
 
-    It can be entered repeatedly, nested and in several threads, and follows the plan in force.
+    It can be entered repeatedly, nested and in several threads. `make` looks up the plan in force.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -71,7 +71,7 @@ class ReusableContext(ContextDecorator):
         return self._open.blocks.pop().__exit__(kind, error, trace)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReusableContext:
-        return ReusableContext(self._make)  # a copied module follows the same plan
+        return ReusableContext(self._make)  # a copy, as in a copied module, follows the same plan
 
 
 class SpeedContext:
@@ -144,7 +144,7 @@ class SpeedContext:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The flags that the user changed under the plan, which `restore()` did not reset."""
+        """The flags that the user changed under the plan, and that undoing it did not reset."""
         return tuple(dict.fromkeys(self.target.kept))
 
     def changes(self) -> tuple[Change, ...]:
@@ -153,7 +153,7 @@ class SpeedContext:
         return flags.diff(self.before, now)
 
     def adopt_compiled(self, other: SpeedContext) -> None:
-        """Take over compiled code of the model's context `other`; this plan must be hidden."""
+        """Take over compiled code of `other`, a context of this model; this plan must be hidden."""
         if other.target.memo.compiled_call is not None:
             self.target.memo.compiled_call = other.target.memo.compiled_call
 
@@ -161,7 +161,7 @@ class SpeedContext:
 
     @property
     def device(self) -> torch.device:
-        """The device for batches: of the first parameter that is not on meta, else the CPU."""
+        """The device for batches: the device of the first parameter not on meta, else the CPU."""
         parameters = () if self.model is None else self.model.parameters()
         return next((one.device for one in parameters if not one.is_meta), torch.device("cpu"))
 
@@ -200,7 +200,7 @@ class SpeedContext:
 
     @property
     def grad_scaler(self) -> torch.amp.GradScaler:
-        """The plan's GradScaler on the model's device; else a disabled GradScaler."""
+        """The plan's GradScaler on the model's device; without one, a disabled GradScaler."""
         acting = self._acting
         acting.asked.add("grad_scaler")
         return acting.target.memo.scaler or torch.amp.GradScaler(enabled=False)
@@ -280,7 +280,7 @@ class SpeedContext:
                 stack.close()
 
     def _remove(self) -> None:
-        """Remove an undone plan from the registry, mark it as restored, and drop compiled code."""
+        """Remove the context from the registry, mark it as restored, and drop compiled code."""
         self.restored = True
         others = [other for other in APPLIED.pop(self._key, ()) if other is not self]
         if others:
@@ -335,7 +335,7 @@ def abandon(model: torch.nn.Module) -> None:
 
 @contextmanager
 def hidden(*models: torch.nn.Module) -> Iterator[None]:
-    """Undo the models' plans in the block; then put them in force again, unless replaced."""
+    """Hide the models' plans in the block, and `show` them at the end of the block."""
     with ExitStack() as stack:
         for newest in [context for model in models for context in contexts_of(model)[-1:]]:
             stack.callback(show, newest)

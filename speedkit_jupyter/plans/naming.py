@@ -1,4 +1,4 @@
-"""Names in the notebook: variables of contexts (`ctx`), and the user's words for models."""
+"""Names in the notebook: variables for contexts (`ctx`), and the expressions for models."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from speedkit_jupyter.support.wrappers import unwrapped
 
 # The default variable for a context.
 CTX = "ctx"
-# The user's expressions for models. Module state, because plans belong to the process.
+# The expression for each context's model. Module state, because plans belong to the process.
 _TYPED = weakref.WeakKeyDictionary[SpeedContext, str]()
 
 
 def applied(names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
-    """Return pairs of a model's expression and its context, for all contexts in force."""
+    """Return a pair (expression, newest context) for each living model with a plan."""
     contexts = [context for model in planned_models() if (context := applied_to(model)) is not None]
     return [(_word(names, context), context) for context in contexts]
 
 
 def _word(names: Mapping[str, Any], context: SpeedContext) -> str:
     model, typed = context.model, _TYPED.get(context, "")
-    with suppress(SpeedKitError):  # the expression may be local to a method, such as `self.net`
+    with suppress(SpeedKitError):  # no expression, or one local to a method, such as `self.net`
         if unwrapped(value_of(names, typed)) is unwrapped(model):
             return typed
     return name_of(names, model, f"{type(model).__name__} without a variable")
 
 
 def assign(names: MutableMapping[str, Any] | None, name: str, context: SpeedContext) -> str:
-    """Assign a context to a variable of the notebook, and return the variable's name.
+    """Assign a context to a variable of the notebook, if any, and return the variable's name.
 
     The variable is `ctx`; if `ctx` is taken, `ctx_net` for `net`, then `ctx_net_2` and so on.
     """
     model, own = context.model, "_".join([CTX, *re.findall(r"\w+", name)])
     space = {} if names is None else names
     if not _is_free(space.get(CTX), model):
-        gc.collect()  # an earlier, deleted model may be waiting for the collector
+        gc.collect()  # an earlier, deleted model may be waiting for garbage collection
     tried = itertools.chain((CTX, own), (f"{own}_{number}" for number in itertools.count(2)))
     variable = next(one for one in tried if _is_free(space.get(one), model))
     space[variable], _TYPED[context] = context, name
@@ -55,14 +55,14 @@ def assign(names: MutableMapping[str, Any] | None, name: str, context: SpeedCont
 
 
 def name_of(names: Mapping[str, Any] | None, model: torch.nn.Module, other: str = "model") -> str:
-    """Return the notebook's expression for a model, `net` or `models['lm']`; else `other`."""
+    """Return the notebook's expression for a model, such as `net`; `other` without one."""
     words = by_expression(names, torch.nn.Module).items()
     whole = unwrapped(model)
     return next((word for word, one in words if unwrapped(one) is whole), other)
 
 
 def _is_free(value: Any, model: torch.nn.Module) -> bool:
-    """Return whether a variable may be assigned a new context of this model."""
+    """Return whether a variable with this value may get a new context of the model."""
     if is_a(value, SpeedContext):
         return value.restored or value.model is model
     return value is None

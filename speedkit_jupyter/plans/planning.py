@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def worth_measuring(self) -> dict[str, Any]:
-        """Values that need a measurement to decide, by optimization."""
+        """Values about which only a measurement can decide, by optimization."""
         offered = {decision.name: decision.worth_measuring for decision in self.decisions}
         return {name: value for name, value in offered.items() if value is not None}
 
@@ -83,7 +83,7 @@ class Plan:
         return facts
 
     def active_values(self) -> dict[str, Any]:
-        """Return the active decisions' values by name; with `details`, values are dicts."""
+        """Return active decisions' values by name; with `details`, a value is a dict of fields."""
         values = {decision.name: decision.value for decision in self.decisions if decision.active}
         for decision in self.decisions:
             if decision.active and decision.details:
@@ -97,7 +97,7 @@ class Plan:
         return {name: active[name] for name in active if named(name).effect is Effect.CHANGES_MODEL}
 
     def to_config(self) -> SpeedConfig:
-        """Return a config of exactly this plan; all other options stay unchanged."""
+        """Return a config of the requested and the active values; other options stay unchanged."""
         return SpeedConfig.from_dict(self.config.to_dict() | self.active_values()).alone()
 
     def to_yaml(self) -> str:
@@ -129,7 +129,7 @@ def plan(
 
     Raises:
         ArgumentError: An argument has the wrong type.
-        ConfigError: SPEEDKIT_HARDWARE names no machine that can be read.
+        ConfigError: SPEEDKIT_HARDWARE, or an option's environment variable, is invalid.
 
     Example::
 

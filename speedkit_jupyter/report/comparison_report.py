@@ -51,7 +51,7 @@ def comparison_report(comparison: Comparison) -> Document:
 
 
 def _headline(comparison: Comparison) -> str:
-    """Return the best variant with its gain, or a lack of proof; with device, torch and rounds."""
+    """Return the headline: the best gain, the only variant's time, or that nothing is proven."""
     environment, baseline, best = comparison.environment, comparison.baseline, comparison.best
     rounds = count(len(baseline.times_s), "round")
     where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
@@ -79,7 +79,7 @@ def _nothing(comparison: Comparison) -> str:
 
 
 def describe_gain(gain: Ratio, baseline: str) -> str:
-    """Return `1.23× as fast as baseline, 95 % interval 1.20× to 1.26×`."""
+    """Return `1.23× as fast as baseline`, with the interval or else the number of rounds."""
     fast = f"as fast as {baseline}"
     if not gain.is_bounded:
         return f"about {ratio(gain.median)} {fast} in {count(gain.pairs, 'round')}"
@@ -96,7 +96,7 @@ def comparison_table(comparison: Comparison) -> elements.Table:
     for record in comparison.records:
         gain, memory = comparison.ratio(record), record.memory
         if gain is not None and (not gain.is_bounded or record.same_as_baseline):
-            gain = None  # too few rounds, or an identical plan
+            gain = None  # no bounded interval, or an identical plan
         times_s = [] if record.failure else comparison.times_s(record)
         cells = {
             "median": seconds(median(times_s)) if times_s else "",
@@ -136,7 +136,7 @@ def _of_tokens(record: Record) -> tuple[str, str, str]:
 
 
 def latency_lines(comparison: Comparison, names: Collection[str]) -> Iterator[str]:
-    """Yield a line for each named variant: its token times, and its 99th percentile if limited."""
+    """Yield a line for each named variant: token times and, with a limit, the 99th percentile."""
     limit_s = comparison.at_most_s
     for record in comparison.records:
         if record.name not in names or not record.times_s:
@@ -166,7 +166,7 @@ def _accuracy(accuracy: Accuracy | None) -> str:
 
 
 def _verdict(comparison: Comparison, record: Record) -> str:
-    """Return the verdict as a cell, with a short reason if there is no figure."""
+    """Return the verdict as a cell, with a short reason for a failure, missing times or noise."""
     verdict, gain = verdict_text(comparison, record), comparison.ratio(record)
     if record.failure:
         return f"{verdict}: {_in_short(record)}"
@@ -200,7 +200,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _lines(comparison: Comparison, record: Record) -> Iterator[str]:
-    """Yield remarks about a variant: its failure, changes, accuracy, declines, notes, compiling."""
+    """Yield remarks about a variant, such as its failure, changes, accuracy, declines and notes."""
     failed, found = record.failure, record.accuracy
     if failed and _in_short(record) != _reason(record):
         yield f"{verdict_text(comparison, record)}: {_reason(record)}"
@@ -248,7 +248,7 @@ def _given_up(record: Record) -> str:
 
 
 def _legend(comparison: Comparison) -> Iterator[str]:
-    """Yield remarks about the whole benchmark: dropout, rounds left out, lasting effects."""
+    """Yield remarks about the whole benchmark, such as rounds left out or lasting effects."""
     if comparison.dropout_off:
         yield "Dropout was off in the accuracy check: each kernel draws other masks."
     reasons = {

@@ -47,7 +47,7 @@ def _machine(hardware: Hardware, device: str = "cpu") -> str:
 
 
 def values_text(values: Mapping[str, Any] | Iterable[Decision]) -> str:
-    """Return values as text, as options name them: `precision bf16, channels_last`."""
+    """Return values, or active decisions, as text: `precision bf16, channels_last`."""
     if not isinstance(values, Mapping):
         values = {decision.name: decision.value for decision in values if decision.active}
     return ", ".join(k if v is True else f"{k} {word(v)}" for k, v in values.items())
@@ -56,7 +56,7 @@ def values_text(values: Mapping[str, Any] | Iterable[Decision]) -> str:
 def plan_report(
     made: Plan | SpeedContext, name: str = "model", found: Tuning | None = None
 ) -> Document:
-    """Return the decisions with their reasons; for a plan in force, also the changed flags."""
+    """Return the decisions with their reasons; for a context, also changes and notes."""
     if isinstance(made, SpeedContext):
         table = decision_table(made.plan, on=WAS_ON if made.restored else ON)
         content = [table, worth_measuring(made.plan, found), _changed(made), _notes(made)]
@@ -209,7 +209,7 @@ def catalog_report(plan: Plan, name: str) -> Document:
 
 
 def explain_report(optimization: Optimization, decisions: Mapping[str, Decision]) -> Document:
-    """Return one optimization, and the decision about it for each model, by name."""
+    """Return an optimization's description and, by model name, the decisions about it."""
     values = [f"{name}: {info.description}" for name, info in optimization.fields.items()]
     about = {
         "what": " ".join(inspect.cleandoc(optimization.__doc__ or "").split()),
@@ -266,7 +266,7 @@ def panel_report(
 
 
 def _marked(preview: Preview, one: Decision, state: str) -> tuple[str, str]:
-    """Return state and value: `● on` is in force, `→ on` would be in force."""
+    """Return state and value, with marks for changes by Apply: `→ on`, `→ off`, `● bf16`."""
     now, value = preview.applied.plan if preview.applied else None, word(one.value)
     was_on = now is not None and now[one.name].active
     if (one.active, one.value) != (was_on, now[one.name].value if now else one.value):

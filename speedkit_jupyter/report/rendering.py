@@ -1,6 +1,6 @@
 """Render reports as text and HTML, and their figures as PNG, for all front ends.
 
-HTML has inline styles, because several front ends drop style sheets, and inherits text colour.
+HTML has inline styles, because several front ends drop style sheets. It inherits the text colour.
 """
 
 from __future__ import annotations

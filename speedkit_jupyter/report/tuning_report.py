@@ -23,7 +23,7 @@ MOST_SHOWN = 5
 
 
 def tuning_report(tuning: Tuning) -> Document:
-    """Return the answer, the tried plans and the next commands; the rest is folded."""
+    """Return a search's report: answer, first plans and next command; the rest is folded."""
     parts = [(name, ratio(r.median), between(r.low, r.high)) for name, r in tuning.parts()]
     plans = _plans(tuning)
     apply, *others = _next_steps(tuning) or [""]
@@ -60,7 +60,7 @@ def _plans(tuning: Tuning) -> list[elements.Row]:
             speedups[name] = elements.BLANK if row.is_vague else str(found)
             medians[name] = 0.0 if row.is_vague else found.median
             ranks.setdefault(name, -found.median)
-            # The reason may be from an earlier race, with an outdated number.
+            # The reason in `rejected` may be from an earlier race, with an outdated number.
             verdicts[name] = why.replace(f": {found}", "")
         verdicts.setdefault(name, why)
     verdicts |= answer
@@ -76,7 +76,7 @@ def _plans(tuning: Tuning) -> list[elements.Row]:
 
 
 def _next_steps(tuning: Tuning) -> list[str]:
-    """Return the commands to run next, with the models' names if all are known."""
+    """Return the commands to run next, with the models' expressions if all are known."""
     models, code = ",".join(tuning.named), [f"code {name}" for name in tuning.named or ("",)]
     lines = {
         f"apply {models}": "applies the plan; with -v NAME, NAME.apply() too",

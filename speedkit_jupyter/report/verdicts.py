@@ -1,4 +1,4 @@
-"""Words, colours and documentation pages of verdicts; reasons are where they are decided."""
+"""Words, colours and documentation pages of verdicts; the deciding modules give the reasons."""
 
 from __future__ import annotations
 

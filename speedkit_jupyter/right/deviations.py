@@ -21,7 +21,7 @@ NOTHING = 1e-37
 # A gradient is compared relative to at least this share of the root mean square of all gradients:
 # smaller gradients may be rounded zeros, as for a bias before a batch norm.
 LEFT_OF_ZERO = 1e-4
-# And relative to at least this root mean square, far below Adam's eps (1e-8).
+# A gradient is also compared relative to this or more, which is far below Adam's eps (1e-8).
 LEAST_GRADIENT = 1e-12
 
 
@@ -56,7 +56,7 @@ class Sums(NamedTuple):
         return math.sqrt(self.square / max(self.size, 1))
 
     def deviation(self, least: float = 0.0) -> Deviation:
-        """Return the deviation relative to the reference's root mean square, at least `least`."""
+        """Return the deviation relative to the reference's root mean square or a larger `least`."""
         square = max(self.square, least**2 * self.size)
         if self.off <= NOTHING**2 * self.size:
             return Deviation()
@@ -97,7 +97,7 @@ def sums(pairs: Sequence[Pair]) -> list[Sums]:
 def _row(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, wide: bool, masked: bool
 ) -> torch.Tensor:
-    """Return sums, in float64 if `wide` and possible; `masked` ignores equal infinities and NaN."""
+    """Return sums, in float64 if `wide` and possible; `masked` skips equal non-finite elements."""
     there = next(one for one in (tensor, reference) if one is not None)
     first, second = (torch.zeros_like(there) if x is None else x for x in (tensor, reference))
     if first.is_complex() or second.is_complex():
@@ -126,7 +126,7 @@ def _of_piece(
 
 
 def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
-    """Return gradients' deviations, relative to the reference or, if larger, LEFT_OF_ZERO of all.
+    """Return gradients' deviations, relative to at least LEFT_OF_ZERO × their root mean square.
 
     A gradient that is almost zero within its module is relative to the module's root mean square.
     """

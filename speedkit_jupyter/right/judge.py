@@ -38,8 +38,8 @@ LIMITS = {
 TERMS = 512.0
 # A variant is as exact as the baseline if its error is at most twice the baseline's, plus this.
 AS_EXACT = 1e-6
-# Number of integers that may differ: twice the control's count, plus three times this count's
-# square root, plus, of all integers, three times the share by which rounding moves the outputs.
+# Factor for chance. The limit on differing integers is twice the control's count, plus SCATTER ×
+# its square root, plus SCATTER × the relative output error of rounding × the number of integers.
 SCATTER = 3.0
 COMPARED, RESULTS = ("output", "gradient"), ("output", "result")
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -70,7 +70,7 @@ class Accuracy:
 class StepJudge:
     """Judge variants by the trace of the step in float64, or of the baseline itself.
 
-    `own` are the baseline's differences from float64, `controls` the control runs by precision,
+    `own` has the baseline's differences from float64, `controls` the control runs by precision;
     `lowered` is the lowest precision of the step's autocast and parameters. `unlike` are values
     that differ between runs of the baseline. `void` is the reason why nothing can be judged.
     `drawn` has names of operations that drew random numbers; it is None before the first run.
@@ -94,7 +94,7 @@ class StepJudge:
         self.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
 
     def follows(self) -> bool:
-        """Return whether float64 and the baseline agree in form and, in fp32, within 2 %."""
+        """Return whether float64 and baseline agree in form and, in fp32, within 2 % in outputs."""
         seen = {key for key, _ in self.baseline.rows}
         missing = [key for key, look in self.trace.items() if look.values and key not in seen]
         if missing or not all(row.fits for row in self.own.rows.values()):
@@ -123,7 +123,7 @@ class StepJudge:
     def runs_before_verdict(self, run: ObservedRun, precision: str) -> int:
         """Return the number of further runs (controls, one baseline) before the verdict "wrong".
 
-        Return 2 if forms differ, or a value of 16 or more elements exceeds DOUBT times its limit; 6
+        Return 2 if the run is broken or a value of 16 or more elements exceeds DOUBT × its limit; 6
         if only smaller values, or smaller deviations, exceed limits (maybe by chance); 0 otherwise.
         """
         precision = self.judged_in(precision)
@@ -166,7 +166,7 @@ class StepJudge:
         return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
     def _worst(self, run: ObservedRun, precision: str, least: int = 0) -> tuple[float, str]:
-        """Return the largest deviation ÷ limit of values of size `least` or more, and its text."""
+        """Return the largest deviation ÷ limit, and its text, of values of size `least` or more."""
         worst = (0.0, "")
         for place, row in run.rows.items():
             times, words = self._excess(place, row, precision)
@@ -191,9 +191,9 @@ class StepJudge:
     def _explaining(
         self, place: Place, row: ObservedDifference, precision: str
     ) -> list[tuple[ObservedDifference, float]]:
-        """Return the rows of control runs and the baseline that explain a value at this moment.
+        """Return the rows of control runs and the baseline that explain the value at `place`.
 
-        Each row has a factor for the row's deviation: 1, or 3 if the run has no row of this moment
+        Each row has a factor for the row's deviation: 1, or 3 if the run has no row at `place`
         and the run's last row of this kind and name serves.
         """
         found = []
@@ -255,7 +255,7 @@ class StepJudge:
         return f"{why}: end the step with its result"
 
     def _moved(self, run: ObservedRun) -> str:
-        """Return a text on a result whose integers differ by rounding; empty if all agree."""
+        """Return a description of a result with integers that differ by rounding; empty if none."""
         for place, row in run.rows.items():
             own, is_result = self.baseline.rows.get(place), place[0][3] == "result"
             if is_result and row.size > 1 and row.count and not (own and own.count):
@@ -314,7 +314,7 @@ def _called(kind: str, name: str) -> str:
 def beyond_limit(
     found: Deviation, size: int, control: Deviation | None, kind: str, precision: str
 ) -> tuple[float, str]:
-    """Return a deviation ÷ its limit, and a description; 0 if rounding explains any deviation."""
+    """Return the worst deviation ÷ limit, and a description; 0 if rounding explains anything."""
     times, share, roundings = LIMITS[kind]
     known = control or Deviation(*[8 * unit(precision)] * 3)  # a typical deviation
     if known.distance >= 1:  # rounding alone changes the tensor by its own size

@@ -6,9 +6,9 @@ to rounding, even in Adam's first step, which depends on little but the signs of
 
 | run | arithmetic | trace | gradients | ends |
 | --- | --- | --- | --- | --- |
-| REFERENCE_RUN | the baseline in float64 | begins it | kept | before an optimizer's first step |
+| REFERENCE_RUN | the baseline in float64 | begins it | kept | before a step with all gradients |
 | BASELINE_RUN | the baseline's own | completes it | the reference's | after its calls |
-| COMPARED_RUN | a variant's, the baseline's again | – | replaced | after its calls |
+| COMPARED_RUN | a variant's, or the baseline's again | – | replaced | after its calls |
 | CONTROL_RUN | rounded to a variant's precision | – | replaced | when comparisons end |
 | LED_CONTROL_RUN | rounded as well | – | none: parameters are set | when comparisons end |
 """
@@ -51,11 +51,11 @@ MASKS = re.compile(f"mask|{CACHE}|cache|position")
 
 @dataclass(frozen=True)
 class RunKind:
-    """The effect of an observed run on the trace, and the end of the run."""
+    """The use of the trace by an observed run, and the end of the run."""
 
     extends: bool = False  # True if the run adds to the trace
     ends_early: bool = False  # True if the run ends when no more values are compared
-    stops_at_step: bool = False  # True if the run ends before an optimizer step
+    stops_at_step: bool = False  # True if the run ends before an optimizer step with all gradients
     led: bool = False  # True if parameters are set to the trace's; optimizers get no gradients
 
 
@@ -72,7 +72,7 @@ class Enough(BaseException):
 
 @dataclass
 class Observer(Watcher):
-    """Compare a step with a trace: `run` gets the differences, the trace new values.
+    """Compare a step with a trace: fill `run` and, if `kind.extends`, extend the trace.
 
     Gradients are first set to zero in place; the caller restores them.
     """
@@ -86,14 +86,14 @@ class Observer(Watcher):
 
     def __post_init__(self) -> None:
         # The current place in the step.
-        self._calls = 0  # model calls since the last optimizer step or the start
+        self._calls = 0  # model calls since the last optimizer step or the start of this call
         self._depth = 0  # depth of nested optimizer steps
         self._within = 0  # number of optimizer steps inside the current backward pass
         self._tag = ""  # an optimizer in a backward pass, by its first parameter's name
         self._in_backward = self._in_closure = False
         # The comparisons that are still possible.
         self._led = self.kind.led  # False once a closure computes gradients
-        self._is_fresh = False  # True if gradients were not compared yet
+        self._is_fresh = False  # True if new gradients have not been compared yet
         self._is_free = False  # True if an optimizer made more than FOLLOWED steps
         self._drifts = False  # True if gradients that were not replaced may have moved parameters
         self._steps_taken = Counter[int]()  # by optimizer
@@ -134,7 +134,7 @@ class Observer(Watcher):
         is_compared = self._calls <= 8 or not self._calls & (self._calls - 1)
         if self._is_free or self.run.diverged or not is_compared:
             return
-        # Other integers mean that the step feeds tokens back; masks and positions vary by cache.
+        # Differing integers mean that tokens are fed back; masks and positions depend on the cache.
         named = {name: value for name, value in kwargs.items() if not MASKS.search(name)}
         given = {n: v for n, v in leaves([args, named]).items() if is_exact(v)}
         self.run.diverged = any(row.count or not row.fits for row in self._look("given", given))
@@ -177,7 +177,7 @@ class Observer(Watcher):
     @unwatched
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
         self._depth += 1
-        if self._depth > 1:  # a base class's step
+        if self._depth > 1:  # a nested step, such as a base class's
             return
         self._steps_taken[id(optimizer)] += 1
         self._is_free = self._is_free or self._steps_taken[id(optimizer)] > FOLLOWED
@@ -223,7 +223,7 @@ class Observer(Watcher):
         self.before_zero_grad()
         kind = "result" if self._is_free else "output"
         self._look(kind, leaves(results, "result"), "result")
-        if self.run.diverged:  # from here on numbers follow from other tokens, not from rounding
+        if self.run.diverged:  # the result's numbers follow from other tokens, not from rounding
             own = {place: row for place, row in self.run.rows.items() if place[0] == self._key}
             numbers = {place: row for place, row in own.items() if row.error is not None}
             self.run.rows |= {p: replace(row, kind="result") for p, row in numbers.items()}
@@ -252,7 +252,7 @@ class Observer(Watcher):
         expected = self.trace[self._key].values if replace and self._key in self.trace else {}
         for name, gradient in gradients.items():
             value = expected.get(name)
-            # This process has only a shard of the gradient.
+            # A DTensor's `value` is only this process's shard.
             own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
             is_plain = type(own) is torch.Tensor and own.layout is torch.strided
             if value is not None and is_plain and own.numel() == value.numel():
@@ -271,7 +271,7 @@ class Observer(Watcher):
     def _look(
         self, kind: str, found: Values, tag: str = "", led: bool = False
     ) -> Iterable[ObservedDifference]:
-        """Return differences from the trace; first add a new moment, or write values if `led`."""
+        """Return differences from the trace. First extend it, or copy it to `found` if `led`."""
         moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
         self._numbers[moment] += 1
         key = self._key = (*moment, self._numbers[moment])
@@ -286,7 +286,7 @@ class Observer(Watcher):
         return rows.values()
 
     def _stored(self, kind: str, found: Values) -> Look:
-        """Return copies (floats in float32, precise enough), and the norms of changes of state."""
+        """Return a Look: copies (floats in float32, precise enough) and norms of state changes."""
         values, moved = dict(found), dict[str, Any]()
         for name, value in found.items():
             if value is None or isinstance(value, str):

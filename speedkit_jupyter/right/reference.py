@@ -32,7 +32,7 @@ WIDER = {
 # Number of random numbers that are drawn once and reused; a prime, so that rows or columns of a
 # tensor get different numbers.
 STOCK = 262_147
-# Names of operations that autocast runs in the lower precision.
+# Matches names of operations that autocast runs in the lower precision.
 PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
     r"|convolution|attention|transformer_encoder"
@@ -122,7 +122,7 @@ def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
 
 
 def _wide(value: Any) -> Any:
-    """Return a tensor or tuple in float64; other containers may be outputs, and stay."""
+    """Return a tensor or tuple in float64; lists and dicts stay, as modules may write to them."""
     if type(value) is tuple:
         return tuple(map(_wide, value))
     if not isinstance(value, torch.Tensor) or value.dtype not in WIDER:
@@ -151,7 +151,7 @@ def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
 
 
 def without_wrappers() -> AbstractContextManager[None]:
-    """In the block, call modules without DistributedDataParallel, whose buckets fix the dtype."""
+    """Bypass DistributedDataParallel in the block, because DDP's buckets have a fixed dtype."""
     from torch.nn.parallel import DistributedDataParallel as Wrapper
 
     return patched(Wrapper, "forward", lambda _: lambda ddp, *args, **kw: ddp.module(*args, **kw))
@@ -254,7 +254,7 @@ def noted_autocast() -> Iterator[set[str]]:
 def rounded(
     precision: str, number: int = 0, loss_scale: float = 1.0
 ) -> AbstractContextManager[None]:
-    """Round products and dependent results to this precision in the block, as autocast would.
+    """Round products, operands and dependent results to `precision` in the block, like autocast.
 
     In fp32, all results are rounded to 20 bits. Run `number` 1 rounds to nearest, others at random.
     In fp16, noise of up to half the smallest subnormal is added, ÷ `loss_scale` in backward passes.
@@ -263,7 +263,7 @@ def rounded(
 
 
 class _Rounding:
-    """Change numbers by up to one rounding, and track the memory of lowered tensors."""
+    """Change numbers by up to one rounding; track the memory of tensors in the lower precision."""
 
     def __init__(self, precision: str, number: int, loss_scale: float) -> None:
         self._everything = precision == "fp32"
@@ -273,7 +273,7 @@ class _Rounding:
         self._to_nearest, self._loss_scale = number == 1, loss_scale
         self._stock: dict[Any, torch.Tensor] = {}
         self._place = random.Random(number)  # separate from the user's generator
-        self._lowered: set[int] = set()  # memory addresses
+        self._lowered: set[int] = set()  # memory addresses of tensors in the lower precision
         self._in_backward = False
 
     def make(self, operation: Any, args: Any, kwargs: Any) -> Any:
@@ -290,14 +290,14 @@ class _Rounding:
             return result
         low = product or self._is_low(name, args)
         for tensor in _tensors([result]):
-            if low and not draws and name not in COPIES and tensor.dim():  # losses are float32
+            if low and not draws and name not in COPIES and tensor.dim():  # 0-d losses stay float32
                 tensor.copy_(self._rounded(tensor))
             address = tensor.untyped_storage().data_ptr()
             (self._lowered.add if low else self._lowered.discard)(address)
         return result
 
     def _is_low(self, name: str, args: Any) -> bool:
-        """Return whether the operation's result would have the lower dtype."""
+        """Return whether the result is lowered: all operands are or, in fp32, there are any."""
         tensors = [tensor for tensor in _tensors(args) if tensor.dim() or tensor.numel() > 1]
         if any(part in name for part in BY_FIRST_OPERAND):
             tensors = tensors[:1]
@@ -316,7 +316,7 @@ class _Rounding:
             moved.addcmul_(self._noise(tensor), (tensor != 0).to(tensor.dtype), value=smallest)
         if moved.sum().isfinite():  # far cheaper than a test of each element
             return moved
-        # Keep elements that would become infinite, such as masks with the lowest number.
+        # Keep elements that would become infinite, such as masks filled with `torch.finfo().min`.
         return torch.where(moved.isfinite(), moved, tensor)
 
     def _noise(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -338,7 +338,7 @@ def _is_dense(value: Any) -> bool:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    """Return the float32 and float64 tensors in operands and lists; values of sparse tensors."""
+    """Return the float32 and float64 tensors in nested values; for sparse tensors, the values."""
     leaves = [one for one in private.tree_leaves(values) if isinstance(one, torch.Tensor)]
     for at, tensor in enumerate(leaves):
         if tensor.layout is torch.sparse_coo:

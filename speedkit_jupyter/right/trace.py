@@ -25,7 +25,7 @@ MOVES = ("parameter", "moved", "buffer")
 # A moment of a step: call, optimizer steps so far, kind of comparison, tag, number.
 Key = tuple[int, int, str, str, int]
 Values = dict[str, Any]
-# Outputs of twice this number of elements, or more, are compared by an evenly spaced sample.
+# Inputs and outputs of at least twice as many elements are compared by an evenly spaced sample.
 MOST_ELEMENTS = 2**20
 SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 
@@ -45,7 +45,7 @@ class ObservedDifference:
     `error` is the deviation of floats. `count` integers differ, by at most `most`; `largest` is the
     trace's largest magnitude, `first` the first differing index in the last dimension. Text has the
     size 0. Rows of kind `result` come after differing tokens or uncompared optimizer steps: their
-    floats are not judged, and integers loosely.
+    floats are not judged, and their integers are judged loosely.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class ObservedRun:
 
     @cached_property
     def latest(self) -> dict[tuple[str, str], ObservedDifference]:
-        """Return the last fitting row of each kind and name; cached, so read after the run."""
+        """Return the last fitting row of each kind and name; cached, so read it after the run."""
         return {(row.kind, name): row for (_, name), row in self.rows.items() if row.fits}
 
 
@@ -98,11 +98,11 @@ def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedD
         if name in parts:
             parts[name] = parts[name].along(way, pairs[name][0].dtype)
     every = list(parts.values())
-    # A value that hardly changes, such as a mean of zeros, is relative to changes of other values.
+    # A value that hardly changes, such as a mean of zeros, is measured by changes of other values.
     together = kind == "gradient" or kind in MOVES
     errors = deviations.of_gradients(parts) if together else [part.deviation() for part in every]
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
-        is_own = mine is theirs and mine is not None and mine.numel()  # no value to compare with
+        is_own = mine is theirs and mine is not None and mine.numel()  # just added to the trace
         # Some elements may be infinite, as in masks. A sum is far cheaper than a test of each.
         of_own = (bool(check.isfinite().any()) for check in (mine.sum(), mine)) if is_own else ()
         is_finite = any(of_own) if is_own else math.isfinite(part.off)
@@ -148,7 +148,7 @@ def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
     """Return the comparable parts of a value, by location; `name` is the value's name.
 
     Tensors are detached, and large tensors sampled. Python's floats and complex numbers become
-    pairs (real, imaginary), integers int64 tensors in main memory, and everything else text.
+    pairs (real, imaginary), integers int64 tensors in main memory, other parts text.
     """
     found: dict[str, torch.Tensor | str] = {}
     _search(found, value, name, depth=8)  # deeper nesting is not searched

@@ -51,8 +51,8 @@ class AccuracyCheck:
     ) -> Generator[Progress, None, bool]:
         """Check the variants that the policy selects, and record their accuracy.
 
-        The first check ignores the budget if its variant is faster, or in a proof. Later faster
-        variants without time get "not checked". Returns whether dropout was disabled for checks.
+        The first check ignores the budget if its variant is faster, or in a proof. Other faster
+        variants that lack time get "not checked". Returns whether dropout was disabled for checks.
         """
         first, by_name, is_first = self._first, {one.record.name: one for one in runners[1:]}, True
         needed_s = (costs.REFERENCE + costs.CHECKED) * first.usual_s
@@ -139,7 +139,7 @@ class AccuracyCheck:
             judge.void = "the step itself computes non-finite numbers"
 
     def _add_control(self, precision: str, runner: Runner, calls: int = 1, most: int = 2) -> None:
-        """Add a control run of `calls` calls, unless there are `most` runs or the run fails."""
+        """Add a control run of `calls` calls, unless `most` runs exist or the run fails."""
         runs = self._judge.controls.setdefault(precision, [])
         if len(runs) < most:
             wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
@@ -201,7 +201,7 @@ class AccuracyCheck:
         return seen.run
 
     def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:
-        """Return the accuracy, with "not checked" for "wrong" if random numbers may explain it."""
+        """Return the accuracy; "wrong" becomes "not checked" if random numbers may explain it."""
         drawn = self._judge.drawn
         if accuracy.verdict != "wrong" or not drawn:
             return accuracy

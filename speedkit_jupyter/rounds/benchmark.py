@@ -1,8 +1,8 @@
 """The benchmark: time variants of one step in shuffled rounds, and put everything back.
 
-`Benchmark.run` has the phases in their order. A `Runner` has one variant: its plan, its warm state
-and its record. A `Pool` has the runners and the copy of the user's state, which benchmarks of a
-search share, and warms the variants up. A `Sampler` times rounds; an `AccuracyCheck` checks.
+`Benchmark.run` has the phases in order. A `Runner` has one variant: its plan, its warm state and
+its record. A `Pool` has the runners and the copy of the user's state, which benchmarks of a search
+share, and warms the variants up. A `Sampler` times rounds; an `AccuracyCheck` checks results.
 """
 
 from __future__ import annotations
@@ -99,17 +99,17 @@ class Benchmark:
         return any(record.times_s for record in self._records)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield after every block. The end puts the state back, unless a pool is given."""
+        """Measure; yield after every block. Unless given a pool, put the state back at the end."""
         policy, is_whole = self._policy, self._pool is None
         with ExitStack() as stack:
-            # 1. Unless a pool is given: copy the user's state, to put it back as the stack ends.
+            # 1. Unless a pool is given, copy the user's state, and put it back at the end.
             pool = self._pool or stack.enter_context(pooled(self.step, len(self.variants) + 1))
-            guard = pool.guard  # time lent to other tasks doesn't count
+            guard = pool.guard  # pauses for other cells don't count
             now = lambda: clock.now() - guard.paused_s  # noqa: E731
             # Putting the state back takes as long as copying it.
             ends = (self.begun_s, guard.taking_s) if is_whole else ()
             self.budget = Budget(self.budget_s, now, self._within, *ends)
-            # 2. First steps: the baseline's show whether steps can repeat; then the others warm up.
+            # 2. Warm-up: the baseline's first steps show whether steps can repeat; then the others.
             given = self.variants, self.budget
             first = self._first = yield from pool.baseline(*given)
             self._environment = environment(first.device)
@@ -122,7 +122,7 @@ class Benchmark:
             self._sampler = Sampler(timed, rounds_s, self._records, self.budget)
             yield from self._sampler.run(policy)
             self.budget.reserved_s -= reserved_s
-            if runners := _warm(timed):  # the baseline may have failed in the rounds
+            if runners := _warm(timed):  # empty if all variants failed in the rounds
                 # 4. Memory, and the meters of extras, in untimed steps.
                 if policy.measures_memory:
                     yield from self._measure_memory(runners)
@@ -160,7 +160,7 @@ class Benchmark:
                 self.budget.exclude(clock.now() - begun_s)
 
     def _measure_memory(self, runners: Sequence[Runner]) -> Iterator[Progress]:
-        """Measure memory in untimed steps, if checks keep their time or the budget is minimal."""
+        """Measure memory in untimed steps, if time for checks remains or the budget is minimal."""
         # On a CPU, torch's profiler counts the allocations; starting the profiler takes 0.3 s.
         needed_s = 0.3 + 3 * sum(runner.worst_s for runner in runners)
         if self.budget.allows(needed_s + checks_s(runners, self._policy)) or self.budget.is_minimal:
@@ -222,7 +222,7 @@ class NamedAccuracy:
 
 
 def named_accuracy(function: Any, name: str = "") -> NamedAccuracy | None:
-    """Return an accuracy function with its name; None for None. StepError if not callable."""
+    """Return an accuracy function with its name; None for None. Other objects raise StepError."""
     if function is None:
         return None
     if not callable(function):

@@ -22,7 +22,7 @@ OVERHEAD_S = 1.0
 # float64 and two observed calls. CHECKED: two calls of a variant, or one rounded call.
 REFERENCE, CHECKED = 7, 3
 CHECK_STEPS = REFERENCE + 2 * CHECKED
-# Seconds of the check of a variant in addition to its steps.
+# Seconds of the check of a variant in addition to the steps.
 CHECK_S = 0.1
 # The seconds that a verdict needs depend on noise, so the text names no number.
 LONGER_BUDGET = "a longer --budget may settle it"
@@ -31,7 +31,7 @@ LONGER_BUDGET = "a longer --budget may settle it"
 class Budget:
     """The time budget of a measurement in seconds, from `begun_s` (default: now) on the clock.
 
-    `reserved_s` seconds are reserved for the end. The limit of an outer budget `within` holds, too.
+    `reserved_s` seconds are reserved for the end. `allows` also respects the outer budget `within`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Budget:
         latest_s = max(LATEST * self.seconds, OVERHEAD_S if self.is_minimal else 0.0)
         room_s = latest_s - self.spent_s - self.reserved_s
         if self.is_minimal:
-            room_s = max(room_s, 0.05)  # a minimal budget allows shorter steps
+            room_s = max(room_s, 0.05)  # a minimal budget always allows 50 ms
         return room_s if self.within is None else min(room_s, self.within.room_s - self.reserved_s)
 
     @property

@@ -14,13 +14,13 @@ import torch
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.rounds.statistics import SAME, TICK_S
 
-# A machine is never completely idle: delays of up to this share of rounds, or of the time, are not
-# reported. Above this share the machine is busy, and reports say so before any figure.
+# A machine is never completely idle: delays of up to this share of rounds, or of the time, don't
+# count. Above this share the machine is busy, and reports say so before any figure.
 SELDOM, BUSY = 0.1, "the machine was busy"
 
 
 def now() -> float:
-    """Return the current seconds of the measuring clock."""
+    """Return the current time of the measuring clock in seconds."""
     return time.perf_counter()
 
 
@@ -37,9 +37,9 @@ def timed(step: Callable[[], object], device: torch.device) -> float:
 class Interruptions:
     """Measure the possible delay of this process by other processes.
 
-    A thread waits for a core that another process or another thread of this process uses. Linux
-    does not distinguish the two, but the delay since this object's creation can't exceed the CPU
-    time of other processes.
+    A thread may wait for a core that another process, or another thread of this process, uses.
+    Linux's waiting times include both, but the delay since this object's creation can't exceed the
+    CPU time of other processes.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Interruptions:
     def seconds(self, wall_s: float) -> float:
         """Return an upper estimate of the delay in the `wall_s` since `begin()`; 0 if unknown."""
         waiting_s = waited_s() - self._waited_s
-        # Without delay, the wall time is at least the CPU time ÷ the number of cores.
+        # Wall time up to the CPU time ÷ the number of cores is no delay.
         least_s = (time.process_time() - self._cpu_s) / _cores()
         held_up_s = max(min(waiting_s, wall_s - least_s), 0.0)
         self._total_s += held_up_s
@@ -77,7 +77,7 @@ class Interruptions:
 def waited_s() -> float:
     """Return the seconds that this process's threads waited for a core, on Linux; else 0."""
     waited_ns = 0
-    # Errors: another system, or a thread that has ended meanwhile.
+    # Raised on other systems, or if a thread has just ended.
     with suppress(OSError, IndexError, ValueError):
         for thread in os.scandir("/proc/self/task"):
             with open(f"{thread.path}/schedstat") as counts:
@@ -86,7 +86,7 @@ def waited_s() -> float:
 
 
 def taken_by_others_s() -> float:
-    """Return other processes' CPU seconds since boot on this process's cores; 0 without Linux."""
+    """Return unrelated processes' CPU seconds since boot on this process's cores; 0 if unknown."""
     times = os.times()
     own_s = time.process_time() + times.children_user + times.children_system
     try:

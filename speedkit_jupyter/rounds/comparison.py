@@ -40,7 +40,7 @@ LOAD_DECIDES = "threads can't be judged while other processes hold the cores"
 
 
 class Shown:
-    """A result with a report, which the function `REPORT` makes: "module:function"."""
+    """A result with a report; `REPORT` names the function that makes it, as "module:function"."""
 
     REPORT: ClassVar[str]
 
@@ -92,7 +92,7 @@ class TokenTimes:
     tokens: int
     prompt_s: float
     token_s: float  # median
-    p99_s: float  # 99th percentile of tokens
+    p99_s: float  # 99th percentile of all tokens
 
 
 @dataclass
@@ -105,10 +105,10 @@ class Record:
     settling_s: float = 0.0  # warm-up seconds, minus the time of as many warm steps
     failure: str | None = None  # the error in one line
     declined: bool = False  # True if its whole plan was declined
-    declines: dict[str, str] = field(default_factory=dict)  # the reasons of declined parts
+    declines: dict[str, str] = field(default_factory=dict)  # the reason for each declined part
     accuracy: Accuracy | None = None
     same_as_baseline: bool = False
-    applied: dict[str, Any] = field(default_factory=dict)  # the changes by its plan
+    applied: dict[str, Any] = field(default_factory=dict)  # the active values of its plan
     notes: dict[str, str] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)  # `applied`, with details
     changes_model: dict[str, Any] = field(default_factory=dict)  # values that change the model
@@ -140,7 +140,7 @@ class Record:
 
     @property
     def p99_s(self) -> float | None:
-        """Return the 99th percentile of a step in seconds, or of a token if it generates text.
+        """Return the 99th percentile of a step in seconds, or of a token if text is generated.
 
         With fewer than 100 times, return the slowest; without times, None.
         """
@@ -195,11 +195,11 @@ class Comparison(Shown):
     command: str = ""  # repeats the measurement
     skipped_rounds: int = 0
     compiled_rounds: int = 0
-    accuracy_name: str = ""  # the user's name of the records' scores
+    accuracy_name: str = ""  # the user's name for the records' scores
     dropout_off: bool = False  # in the accuracy check: kernels draw different masks
     unrestorable: tuple[str, ...] = ()
     repeats: str = ""  # a line about later calls that do less work or fail
-    at_most_s: float | None = None  # limit for the 99th percentile
+    at_most_s: float | None = None  # limit on the 99th percentile
 
     @property
     def baseline(self) -> Record:
@@ -246,7 +246,7 @@ class Comparison(Shown):
     def verdict(self, record: Record) -> Word:
         """Return the word for a record: its failure or wrong accuracy, else its ratio's verdict.
 
-        A faster variant gets another word if it is another model, above `at_most_s` or unchecked.
+        Other models, variants above `at_most_s`, and unchecked variants are not called faster.
         """
         if record.failure:
             return "declined" if record.declined else "failed"

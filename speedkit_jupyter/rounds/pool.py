@@ -32,7 +32,7 @@ def pooled(step: Step, copies: int) -> Iterator[Pool]:
     """Hide plans, copy the user's state, yield a pool; at the end put state and plans back.
 
     If the device has no room for `copies` of the state, copies are in main memory. Raises StepError
-    during another measurement.
+    during another measurement, or if another thread trains.
     """
     heap.settle()
     heap.occupy_free_addresses()
@@ -42,7 +42,7 @@ def pooled(step: Step, copies: int) -> Iterator[Pool]:
         stack.enter_context(hidden(*step.models))
         parameters = [parameter for module in step.models for parameter in module.parameters()]
         state_bytes = memory.size(memory.state_tensors(step.models, step.optimizers))
-        if step.optimizers:  # missing optimizer state counts as Adam's two tensors
+        if step.optimizers:  # room for weights, gradients, and Adam's two tensors
             state_bytes = max(state_bytes, 4 * memory.size(parameters))
         fits = not parameters or memory.fits(copies * state_bytes, parameters[0].device)
         yield Pool(step, stack.enter_context(step.guarded(off_device=not fits)))
@@ -62,7 +62,7 @@ class Pool:
     ) -> Generator[Progress, None, Runner]:
         """Warm the first variant up, compare its first calls' work, put the user's state back.
 
-        Returns its runner with facts of these calls, such as the work of later calls. The first
+        Returns the runner with facts of these calls, such as the work of later calls. The first
         call runs inside `around()`. A known, warm runner only gets a new record.
         """
         runner, start = self.runner(variants[0]), self.guard.state
@@ -109,11 +109,11 @@ class Pool:
     ) -> Generator[Progress, None, list[Runner]]:
         """Plan the other variants and warm each up from the user's state; return all runners.
 
-        Records note failures and lack of time. If undisturbed, variants over `most_times_slower`
-        times slower than `first` are not timed. A budget that `grows` extends to 600 s at most.
+        Records note failures and lack of time. Undisturbed variants over `most_times_slower` times
+        slower than `first` are not timed. If the budget `grows`, it is extended to at most 600 s.
         """
         interruptions = clock.Interruptions()
-        # Planned only now, when the optimizers that the step creates are known.
+        # Variants are planned only now, when the optimizers that the step creates are known.
         runners = [first, *(self.runner(variant, first) for variant in variants[1:])]
         yield Progress(0.0, _time_ahead(working(runners), budget, grows))
         most_s = WARM_UP * budget.seconds / len(variants)
@@ -134,7 +134,7 @@ class Pool:
                     runner.warm_up(budget, interruptions, most_s, first.worst_s)
             except Exception as error:
                 runner.fail(error)
-                if record.is_compiled:  # usually, compiling failed
+                if record.is_compiled:  # usually because compiling failed
                     budget.exclude(clock.now() - begun_s - budget.excluded_s + excluded_s)
             is_slow = runner.times_slower(first) > most_times_slower
             if is_slow and runner.fastest_s > first.worst_s and not runner.was_disturbed:
@@ -147,7 +147,7 @@ class Pool:
     def runner(self, variant: Variant, first: Runner | None = None) -> Runner:
         """Return a variant's runner: planned anew and cold, or the known runner with a new record.
 
-        The plan follows from the facts of the `first`. A plan without changes is marked as the same
+        The plan follows from the facts of `first`. A plan without changes is marked as the same
         as the baseline, or as failed if parts were declined.
         """
         if (known := self.runners.get(variant.name)) is not None:
@@ -185,13 +185,13 @@ class Pool:
 
 
 def working(runners: Sequence[Runner]) -> list[Runner]:
-    """Return the runners that have not failed, without plans that equal the baseline's."""
+    """Return the runners that have not failed, except duplicates of the baseline."""
     return [one for one in runners if not (one.record.failure or one.record.same_as_baseline)]
 
 
 def _time_ahead(runners: Sequence[Runner], budget: Budget, grows: bool) -> str:
     """Return a text about the expected duration; extend a budget that `grows`, if needed."""
-    rounds = 14 * len(runners)  # approximate steps, two of each runner in warm-up
+    rounds = 14 * len(runners)  # about 14 steps per runner, two of them in warm-up
     needed_s = runners[0].worst_s * (costs.CHECK_STEPS + rounds)
     if grows:
         budget.grow(min(needed_s, 600.0))  # the longest default budget

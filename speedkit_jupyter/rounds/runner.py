@@ -1,4 +1,4 @@
-"""Run one variant: its plan, the end of its warm-up, its seconds, failures and record."""
+"""Run one variant: apply its plan, warm it up, time its steps, record its failures."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Surrounding = Callable[[], AbstractContextManager[object]]
 
 @dataclass
 class Runner:
-    """Runs a variant: a context for each model, and the state at the start of each block."""
+    """Run a variant, with a context for each model, and the state at the start of each block."""
 
     step: Step
     contexts: list[MeasuredContext]
@@ -102,7 +102,7 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """Run one step and return its result; with `rewind`, on the same data as every other step.
 
-        The first call records requests to the context in `facts`. Raises StepError if data ends.
+        The first call sets `facts.asked`. Raises StepError if data ends, or code is left unrun.
         """
         if rewind:
             self.step.rewind()
@@ -140,7 +140,7 @@ class Runner:
         release(error)
 
     def leave_out(self, first: Runner, budget: Budget) -> None:
-        """Stop timing this variant; record why, with its speed if it is far slower than `first`."""
+        """Stop timing this variant; record why: a busy machine, low speed, or a lack of time."""
         given = f"{units.seconds(budget.seconds)} are"
         if budget.within is not None:  # users don't know the parts of a search's budget
             given = "the rest of the budget is"
@@ -168,8 +168,8 @@ class Runner:
         """Run steps until consecutive times differ by under 20 %; set `warm` and `step_s`.
 
         The warm-up also ends after MOST_STEPS, `most_s` seconds without the first step, or at the
-        budget's end. The first step runs inside `around()`; a baseline's step takes `usual_s`
-        seconds. Raises StepError if a GradScaler skips all steps, or the last step in the budget.
+        budget's end. The first step runs inside `around()`; the baseline takes `usual_s` seconds
+        per step. Raises StepError if a GradScaler skips all steps, or the last step in the budget.
         """
         record, times_s, expected_s, skipped = self.record, list[float](), usual_s, False
         self.warm = self.state() if self.facts.repeats.afresh else self.warm
@@ -181,7 +181,7 @@ class Runner:
                 times_s.append(now_s := self.timed())
             waited_s = interruptions.seconds(now_s)
             skipped, compiled = self.scale() < scale, record.compilations.graphs > graphs
-            # Blocks start from the state after the first counted step: warm-ups differ in length.
+            # Blocks start after the first unskipped step, because warm-ups differ in length.
             if self.warm is None and not skipped:
                 self.warm = self.state()
             budget.exclude(now_s - usual_s if compiled else 0.0)
@@ -204,7 +204,7 @@ class Runner:
 
     def state(self) -> Snapshot:
         """Return a copy of the current state, for the start of blocks."""
-        # If every call starts from the copy, a restored scaler would skip each step.
+        # If every call starts from the copy, a restored scaler might skip every step.
         scalers = [] if self.facts.repeats.afresh else self._scalers()
         return self.step.state(scalers, for_timing=True)
 

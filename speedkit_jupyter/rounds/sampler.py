@@ -20,7 +20,7 @@ from speedkit_jupyter.step import watching
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
-# Fewest steps of a block, so that an outlier is one of three or more steps. If a baseline's step
+# Fewest steps of a block, so that an outlier is one of three or more steps. If the baseline's step
 # takes LONG_S seconds or more, a block may have a single step, and usually has no lead-in.
 BLOCK_STEPS = 3
 LONG_S = BLOCK_STEPS * BLOCK_S
@@ -28,7 +28,7 @@ LONG_S = BLOCK_STEPS * BLOCK_S
 # with a recompilation: more rounds than torch's limit of 8 recompilations per function.
 MOST_LEFT_OUT = 10
 COMPILES = "it recompiles in every round: `%speedkit compile` shows the reason"
-# Seconds per step of a block, and of them the possible delay by other processes; None if the
+# Seconds per step of a block, and the possible delay in them by other processes; None if the
 # variant failed, an optimizer step was skipped, or code was compiled.
 Block = tuple[float, float] | None
 # Verdicts on variants that can't win, and on variants that are ahead.
@@ -36,7 +36,7 @@ LOST, AHEAD = ("slower", "same"), ("faster", "other model")
 
 
 class Policy:
-    """Time each variant until its verdict is clear, then check it.
+    """Time all variants until every verdict is clear, then check possible winners.
 
     The table says when a benchmark uses each member. The baseline is the first record; `racing`
     records are still timed. A search overrides members in a race (`search.races.PlanRace`) and in a
@@ -53,13 +53,13 @@ class Policy:
 
     most_times_slower = math.inf  # variants this many times slower than the baseline are not timed
     checked: int | None = None  # approximate number of checked variants; 0 for none, None for all
-    deciding_rounds: int | None = None  # None for as many as intervals need
+    deciding_rounds: int | None = None  # rounds needed; None for as many as intervals need
     proves = False  # True if the first check ignores the budget
     measures_memory = True
 
     @property
     def rounds_s(self) -> float:
-        """Return the policy's own limit of the rounds in seconds."""
+        """Return the policy's own limit on the duration of the rounds, in seconds."""
         return math.inf
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
@@ -100,8 +100,8 @@ def shares_of_time(
 ) -> tuple[list[Runner], float, float]:
     """Leave out variants beyond the budget; return the others, and seconds for rounds and checks.
 
-    Variants far slower than the baseline are left out first, then the last. Two variants stay if a
-    step of each fits.
+    Variants far slower than the baseline are left out first, then the last variants. The baseline
+    and one variant stay if a step of each fits; a minimal budget keeps all variants.
     """
 
     def least_s(runners: Sequence[Runner]) -> float:
@@ -132,8 +132,8 @@ def shares_of_time(
 class Sampler:
     """Time `every` runner in rounds, for about `rounds_s` seconds out of the `budget`.
 
-    Comparisons at planned tests have the `records` of all variants. `runners` are the variants that
-    are still timed. `skipped_rounds` and `compiled_rounds` count the rounds left out.
+    Comparisons at planned tests have the `records` of all variants. `runners` are the runners that
+    are still timed. `skipped_rounds` and `compiled_rounds` count rounds left out, by reason.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Sampler:
         self._every, self._rounds_s = every, rounds_s
         self._records, self._budget = tuple(records), budget
         self.runners = racing = list(every)
-        # Without a reference to this object: a cycle would keep copies of the state alive.
+        # The lambda must not refer to this object: a cycle would keep copies of the state alive.
         end_s = budget.spent_s + rounds_s
         self._left_s = lambda: end_s - budget.spent_s
         others = max(len(racing) - 1, 1)
@@ -175,7 +175,7 @@ class Sampler:
                 continue
             staying = policy.staying([one.record for one in self.runners], comparison)
             if not staying:
-                # Intervals are computed at planned tests, and at the end of the run.
+                # A run that ends between planned tests gets the last test, with its share of ERROR.
                 if comparison is None:
                     self.rounds.end()
                 return
@@ -186,7 +186,7 @@ class Sampler:
     def _fits(self, runner: Runner) -> bool:
         """Return whether the runner's block fits into the budget."""
         round_s = self._steps * sum(one.step_s for one in self.runners)
-        # A minimal budget still gets one round, if that adds little to the overhead.
+        # A minimal budget still gets one round, if the round adds little to the overhead.
         if self.rounds.number == 1 and self._budget.is_minimal and round_s <= OVERHEAD_S / 2:
             return True
         # One step of the first block may be as slow as the slowest of the warm-up.
@@ -194,7 +194,7 @@ class Sampler:
         return self._budget.allows(max(self._blocks_s.get(id(runner), [first_s])))
 
     def _block_or_failure(self, runner: Runner) -> Block:
-        """Time a block under the plan, from its warm state; an error is the variant's failure.
+        """Time a block from the runner's warm state; record an error as the variant's failure.
 
         If steps can't be repeated, each starts from the warm state. The baseline's error is raised.
         """
@@ -222,7 +222,7 @@ class Sampler:
             blocks_s.append(self._budget.spent_s - begun)
 
     def _block(self, runner: Runner) -> Block:
-        """Time a block after untimed steps; return None if a timed step is skipped or compiles."""
+        """Time a block after its lead-in; return None if an update is skipped or code compiles."""
         assert runner.warm is not None
         usual_s, counted = self._steps * runner.step_s, runner.record.compilations.counted()
         with self._budget.compiling_excluded(usual_s), runner.applied(), counted:
@@ -280,7 +280,7 @@ def block_steps(runners: Sequence[Runner]) -> tuple[int, int]:
     if runners and runners[0].step_s < LONG_S:
         # Half a millisecond or more after a switch is not timed, so that caches and clocks settle.
         return block_length(shortest_s, block_s=BLOCK_S / 20), max(BLOCK_STEPS, length)
-    # The first step may request memory that another variant's block has returned;
+    # The first step may request memory that another variant's block has returned to the system;
     # kept memory settles within two steps.
     toggles = any("malloc" in runner.record.applied for runner in runners)
     return (2 if heap.is_kept() else 1) if toggles else 0, length

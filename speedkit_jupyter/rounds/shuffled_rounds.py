@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 from speedkit_jupyter.rounds.statistics import error_of_a_look, planned_looks
 
 T = TypeVar("T")
-# Least seconds of a block. Switching contenders takes 1 to 2 ms outside of the timed steps; with
-# this length, at least 80 % of the time is measured.
+# Minimum length of a block in seconds. Switching contenders takes 1 to 2 ms outside the timed
+# steps; with this length, at least 80 % of the time is measured.
 BLOCK_S = 0.01
 
 
@@ -21,9 +21,9 @@ def block_length(step_s: float, block_s: float = BLOCK_S) -> int:
 
 
 class ShuffledRounds(Generic[T]):
-    """Iterate over rounds: contenders in a new order; the caller times a block of each.
+    """Iterate over rounds, as lists of contenders in a new order; the caller times a block of each.
 
-    A slow phase of the machine then affects all contenders alike, so ratios within rounds hold.
+    A slow phase of the machine affects all contenders alike, so ratios within rounds stay valid.
 
     Args:
         racing: The contenders. The caller may remove some between rounds; the rounds end if none
@@ -32,7 +32,7 @@ class ShuffledRounds(Generic[T]):
             would fit. None sets no limit; `is_look` needs a limit.
         least: The number of rounds that run even if no time is left.
         most: The largest number of rounds, including rounds that were left out. The default ends
-            rounds that take no time by a coarse clock.
+            rounds for which a coarse clock measures no time.
         comparisons: Number of intervals per test: one for each contender but the baseline.
         generator: The random generator that shuffles the contenders. The default is independent of
             the user's, which is part of the state of a step.

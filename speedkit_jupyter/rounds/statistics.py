@@ -1,4 +1,4 @@
-"""Compute ratios of times with intervals and verdicts; plan the tests and the fewest rounds."""
+"""Compute ratios of times, with intervals and verdicts; plan tests and the rounds they need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ERROR, LEAST_PAIRS = 0.05, 8
 # The share of ERROR for the test at the end, which decides most small differences; the earlier
 # tests share the rest.
 LAST_LOOK = 0.5
-# For these numbers of pairs, Student's interval is used if the interval and all pairs are above
+# For these numbers of pairs, `_far` may use Student's interval: if interval and all pairs are above
 # 1.2, or all below 1/1.2. In simulated runs of equal code (outliers of 2 to 10 times in up to half
 # of all blocks, bursts, drift, Cauchy noise) at most 0.3 % were called faster, and 1.9 % if other
 # programs start and stop together with the blocks.
@@ -34,10 +34,10 @@ PRECISE = 0.03
 SAME = 0.01
 # The name of an interval in reports.
 INTERVAL = f"{100 * (1 - ERROR):g} % interval"
-# The standard deviation between processes of a gain's logarithm, as a share of that logarithm:
-# memory addresses differ. Measured in 36 processes of six workloads, and in 20 workloads with
-# longer steps, tuned and then run in a fresh process (`tests/benchmarks/processes.py`, `oracle.py`;
-# see Kalibera and Jones, 2013). NORMAL is the quantile of a two-sided 95 % normal interval.
+# PROCESSES is the standard deviation of a gain's logarithm between processes, as a share of the
+# logarithm: memory addresses differ. Measured in 36 processes of six workloads, and in 20 workloads
+# with longer steps, tuned and then run in a fresh process (`tests/benchmarks/processes.py`,
+# `oracle.py`; see Kalibera and Jones, 2013). NORMAL is the normal quantile for 95 %, two-sided.
 PROCESSES, NORMAL = 0.1, 1.96
 # A negligible time in seconds (1 ns, the resolution of the best clocks), or a negligible share.
 TICK_S = 1e-9
@@ -82,8 +82,8 @@ class Ratio:
         """Return the ratio with its interval widened by the variation between processes."""
         if not (self.low > 0 and math.isfinite(self.high)):
             return self
-        # Steps below 5 ms on several threads depend on the distance of the cores, and a host moves
-        # virtual cores for seconds or minutes: a cache line went to the other core and back in 48
+        # Steps below 5 ms on several threads depend on the distance between cores. A host moves
+        # virtual cores after seconds or minutes: a cache line went to the other core and back in 48
         # or 420 ns. Gains of 1.22 and 1.61 became 0.95 and 2.10: up to 0.27 in logarithms.
         middle, distance = math.log(self.median), 0.27 if threads > 1 and step_s < 0.005 else 0.0
         others = NORMAL * PROCESSES * middle, distance
@@ -115,11 +115,11 @@ def paired_ratio(
     """Return the median ratio of times that were paired by round.
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at the
-    level 1 - `error`, and unbounded for fewer than `least_pairs(error)` pairs. Student's interval
-    replaces it if FAR_PAIRS undisturbed ratios are all far from 1. `waited_s` are the possible
-    delays of both sides by other processes, in seconds. If enough pairs have delays up to 1 %, only
-    these are used; else the interval covers both estimates, with and without the delays. It is
-    clipped to the measured ratios, and unbounded if clipping changes the verdict or if too wide.
+    level 1 - `error`, and unbounded for fewer than `least_pairs(error)` pairs. If no pair is
+    delayed, `_far` may give Student's interval instead. `waited_s` has possible delays of both
+    sides by other processes, in seconds. If enough pairs are delayed by at most 1 %, only these
+    pairs are used; else the interval covers the estimates with and without delays. The interval is
+    clipped to the measured ratios, and unbounded if clipping changes the verdict, or if too wide.
     """
     times = np.array([baseline_s, candidate_s], float)
     waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, (1 - TICK_S) * times)
@@ -142,10 +142,10 @@ def paired_ratio(
 
 
 def _far(logs: Any, error: float) -> tuple[float, float]:
-    """Return the ends of Student's interval of the mean logarithm, as ratios.
+    """Return the ends of Student's interval for the mean logarithm, as ratios.
 
-    The ends are 0 and infinity unless the interval and all pairs are far from 1, and the median is
-    near the mean: a distant median suggests a mixture of two states.
+    The ends are 0 and infinity unless FAR_PAIRS has the number of pairs, interval and pairs are far
+    from 1, and the median is near the mean: a distant median suggests a mixture of two states.
     """
     from scipy.special import stdtrit
 
@@ -161,24 +161,24 @@ def _far(logs: Any, error: float) -> tuple[float, float]:
 
 
 def bonferroni_share(error: float, comparisons: int) -> float:
-    """Return the error probability for each comparison that keeps the total at `error`."""
+    """Return each comparison's error probability, so that the total is at most `error`."""
     return error / max(comparisons, 1)
 
 
 def least_pairs(error: float) -> int:
-    """Return the fewest pairs with a distribution-free interval at an error probability."""
+    """Return the minimum number of pairs for a distribution-free interval at this error."""
     return max(LEAST_PAIRS, least_values(error))
 
 
 def least_values(error: float = ERROR) -> int:
-    """Return the fewest values whose extremes bound their median at an error probability."""
+    """Return the minimum number of values whose extremes bound their median at this error."""
     return math.ceil(math.log2(2 / error))
 
 
 def planned_looks(rounds: int, variants: int = 1) -> tuple[int, ...]:
     """Return the rounds after which to test, for a budget of `rounds`, such as 5, 9, 13, 19, 28.
 
-    The first test finds variants that are far ahead; the second has enough pairs for an interval
+    The first test finds ratios that are far from 1; the second has enough pairs for an interval
     of each variant.
     """
     looks = [LEAST_PAIRS]
@@ -192,7 +192,7 @@ def planned_looks(rounds: int, variants: int = 1) -> tuple[int, ...]:
 def error_of_a_look(looks: int, ended: bool) -> float:
     """Return the share of ERROR for the test at the end, or for each of the earlier `looks`.
 
-    By Bonferroni's inequality the run's error is at most ERROR, although it stops at the first
+    By Bonferroni's inequality the run's error is at most ERROR, although the run stops at the first
     conclusive test.
     """
     is_last = ended or not looks
@@ -200,7 +200,7 @@ def error_of_a_look(looks: int, ended: bool) -> float:
 
 
 def least_rounds(variants: int) -> int:
-    """Return the fewest rounds that give each of several variants an interval at the end."""
+    """Return the minimum number of rounds for an interval of each variant at the last test."""
     return least_pairs(bonferroni_share(ERROR * LAST_LOOK, variants))
 
 

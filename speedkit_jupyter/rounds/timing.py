@@ -66,7 +66,7 @@ class Timing(Shown):
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """Return the median's distribution-free interval; None if it is wide, or runs are few.
+        """Return the median's distribution-free interval; None if it is too wide, or runs are few.
 
         The low end excludes waiting time, but is at least `best`.
         """
@@ -88,7 +88,7 @@ class Timing(Shown):
         return [{key: value for key, value in row.items() if key != "times_s"}]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; `variants` has one record, as a comparison has several."""
+        """Return plain values; `variants` has one row, where a comparison has several."""
         low, high = self.interval_s or (None, None)
         row = {
             "name": "cell",
@@ -114,8 +114,8 @@ class Timing(Shown):
 class Timer:
     """Time a step: drain `run()`, then read `timing`.
 
-    By default a run takes 0.2 s or more, and there are RUNS runs. With `budget_s`, runs fill these
-    seconds from `begun_s` (default: now); a short budget has fewer or shorter runs.
+    By default a run takes 0.2 s or more, and there are RUNS runs. With `budget_s` but not `runs`,
+    runs fill these seconds from `begun_s` (default: now); a short budget has fewer or shorter runs.
     """
 
     step: Step
@@ -162,7 +162,7 @@ class Timer:
             yield from self._runs(state, settles=not is_exact and not afresh)
 
     def _runs(self, state: Snapshot, settles: bool) -> Iterator[Progress]:
-        """Time runs from the same state, after an untimed step if `settles` and steps are short."""
+        """Time runs from the same state, after an untimed step if `settles` and time allows it."""
         slowest_s, first_s, runs = 0.0, self.timing.first_call_s or 0.0, self.timing.all_runs
         settles &= self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
         least = RUNS if self.runs is None else self.runs
@@ -184,7 +184,7 @@ class Timer:
         self.timing.waited_runs.append(run.waited_s)
 
     def _begins_afresh(self, start: Snapshot) -> bool:
-        """Return whether later calls fail or do under half the first's work; set `repeats`."""
+        """Return whether later calls fail or do under half the first call's work; set `repeats`."""
         step, first_s, does = self.step, self.timing.first_call_s or 0.0, UNCOMPARED
         try:
             later_s = self._once(1).wall_s

@@ -55,7 +55,7 @@ class Candidate:
         return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:
-        """Return the plan with a change, without parts that conflict or also lower precision."""
+        """Return the plan with one change, without parts that conflict or also lower precision."""
         (name,) = single.values
         excluded = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
         excluded |= {one for one in self.values if name in optimizations.named(one).excludes}

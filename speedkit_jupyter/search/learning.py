@@ -53,7 +53,7 @@ class Task:
 
 
 class TaskFacts(NamedTuple):
-    """Facts from first calls of a step; `autocast` has the precisions of the step's autocast."""
+    """Facts from a step's first calls; `autocast` has the precisions of the step's autocast."""
 
     setting: str
     task: Task
@@ -64,7 +64,7 @@ class TaskFacts(NamedTuple):
 def setting(models: Sequence[Module], hardware: Hardware) -> str:
     """Return a fingerprint of models (structure, shapes, dtypes), machine and torch version.
 
-    The thread count is part of it. The models may have any order, but must not be under a plan.
+    The fingerprint includes threads and user kernels. Models may have any order, but no plan.
     Plans for another machine are measured on this one, so the fingerprint has both machines.
     """
     device = Facts.read(models[0]).device
@@ -100,7 +100,7 @@ def inputs_of_calls(calls: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the inputs of the first call, with `*` for each length that differs in other calls.
 
     If calls differ in the number of tensors, ranks or dtypes, only the first counts. The first
-    dimension stays: it is the number of samples, which is smaller in a last batch.
+    dimension stays: it is the number of samples, which may be smaller in the last batch.
     """
     parts = [[one.partition(" ") for one in call] for call in calls]
     forms = {tuple((shape.count("x"), dtype) for shape, _, dtype in call) for call in parts}
@@ -162,7 +162,7 @@ def find(where: str, task: Task) -> database.Kept | None:
 def newest(
     models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
 ) -> database.Kept | None:
-    """Return the models' newest plan, with optimizers preferably for training; None without one."""
+    """Return the models' newest plan or None; with optimizers, preferably a plan for training."""
     if not database.learned():  # avoids computing a fingerprint
         return None
     with hidden(*models):

@@ -1,4 +1,4 @@
-"""The result of a search: plan, proof, reasons against others; and the searches of this process."""
+"""The result of a search: plan, proof, reasons against others; and the answers in this process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Tuning(Shown):
     `comparison` is the winner's proof in fresh rounds, with rivals and plans without a part.
     `ratio` is the winner's speed-up in any process, unless `where` is " in this process". `unclear`
     is the reason for a missing answer, `busy` tells of delays by other programs, `most` is the
-    upper end of all speed-ups, `learned` the entry of a learned winner. No model is kept alive.
+    highest speed-up in any range, `learned` the entry of a learned winner. No model is kept alive.
     """
 
     REPORT = "speedkit_jupyter.report.tuning_report:tuning_report"
@@ -82,7 +82,7 @@ class Tuning(Shown):
     def conclude(self, why: str, seconds: float, compiling_s: float = 0.0) -> None:
         """Set the likely plan if none is proven, or the reason why the search found no answer.
 
-        `why` is the reason for an end without an answer. `unclear` stays empty if no plan helps.
+        `why` is the reason for a missing answer. `unclear` stays empty if clearly no plan helps.
         """
         self.seconds, self.compiling_s = seconds, compiling_s
         self.most = max((row.range[1] for row in self.tried.rows() if row.ratio.pairs), default=0.0)
@@ -138,7 +138,7 @@ class Tuning(Shown):
 
     @property
     def config(self) -> SpeedConfig:
-        """Return the winner's config, with `measured` as source; without a winner, no options."""
+        """Return the winner's config with source `measured`; without a winner, an empty config."""
         if not self.helped:
             return SpeedConfig().alone(f"left as it is: {self.why_left}")
         why = f"measured: {self.winner.name} {self.ratio}{self.where}"
@@ -160,7 +160,7 @@ class Tuning(Shown):
     def apply(self, likely: bool = False) -> list[SpeedContext]:
         """Apply the plan to the step's models.
 
-        In a notebook, variables get the contexts, `ctx` the first, as by `%speedkit apply`. If
+        In a notebook, variables get the contexts (`ctx` the first), as with `%speedkit apply`. If
         nothing helps, plans in force are undone. If the search is undecided, plans in force stay,
         and a message says so.
 

@@ -1,4 +1,4 @@
-"""The policies of races, which choose a plan, and of proofs: rounds, leading plans and time."""
+"""The policies of races, which choose a plan, and of proofs; the leader; the search budget."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PlanRace(Policy):
         return self._budget.race_s
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return baseline and plans that may lead; empty with one plan left, or at six rounds."""
+        """Return baseline and possible leaders; empty with one leader or none, or at six rounds."""
         gone = {row.name for row in clearly_slower(racing)}
         staying = [racing[0], *(row for row in racing[1:] if row.name not in gone)]
         is_decided = len(staying) == 1 < len(racing)
@@ -149,7 +149,7 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
 
 
 def proven_gains(rows: Mapping[str, TimedPlan], checked: bool = True) -> dict[str, float]:
-    """Return the proven speed-up of each plan by name; 0 if it must not be chosen.
+    """Return the proven speed-up of each plan by name; 0 for plans that must not be chosen.
 
     Plans are compared with the first plan: ratios to the baseline would add the baseline's noise.
     """
@@ -171,7 +171,7 @@ def _may_matter(comparison: Comparison, one: Record, other: Record) -> bool:
 
 
 class Proof(Policy):
-    """Continue until the first plan is precise, its rivals are dropped and its parts are clear.
+    """Continue until the first plan's ratio is precise, rivals are dropped and parts are clear.
 
     Rivals are dropped once they are clearly slower. A plan without one part is dropped once that
     part is proven or, if steps are long, once the plan is clearly slower. Unclear rivals and parts
@@ -205,7 +205,7 @@ class Proof(Policy):
         return () if self._is_over(staying, comparison) else staying
 
     def _is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return whether the plan's ratio is precise with nothing open, or the gain too small."""
+        """Return whether ratio, rivals and parts are decided, or the plan's gain is too small."""
         others = {row.name: row for row in racing[1:]}
         if comparison is None or not others:
             return not others
@@ -242,7 +242,7 @@ class Proof(Policy):
 class SearchBudget(budget.Budget):
     """The budget of a search: the user's `budget_s`, or a default that grows with the step.
 
-    `step_s` is the median time of a step in seconds; 0 until one was timed.
+    `step_s` is the median time of a step in seconds; 0 until a step is timed.
     """
 
     def __init__(

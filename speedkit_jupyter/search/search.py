@@ -1,8 +1,8 @@
 """The search: races choose a plan, a proof in fresh rounds decides, and the plan is stored.
 
 A plan that leads a race may have won by luck, and its parts may add nothing, so a proof follows. A
-learned plan is proven again; races follow if that fails. `PlanSearch.run` has the phases in order.
-Races and proofs are Benchmarks of warm variants, ended by the policies `PlanRace` and `Proof`.
+learned plan is proven again; races follow if the proof fails. `PlanSearch.run` has the phases in
+order. Races and proofs are Benchmarks of warm variants, ended by policies: `PlanRace` and `Proof`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PlanSearch:
         self._at_most_s = at_most_s
         self._budget_s, self.budget = budget_s, races.SearchBudget(budget_s)
         self._pool: Pool | None = None
-        self._always = BASELINE  # a part of every plan in a race
+        self._always = BASELINE  # joined to every plan that races
         self._whole_s = 0.0  # estimated seconds of compiling the whole model instead of blocks
         self._phase = FIRST_STEP
 
@@ -87,7 +87,7 @@ class PlanSearch:
             yield from self._measure_libraries()
             yield self._progress(FIRST_STEP, "looking at one step")
             with pooled(self.step, thresholds.MOST_CANDIDATES) as self._pool:
-                guard = self._pool.guard  # time lent to other tasks doesn't count
+                guard = self._pool.guard  # pauses for other cells don't count
                 now = lambda: clock.now() - guard.paused_s  # noqa: E731
                 self.budget = races.SearchBudget(self._budget_s, begun_s, now, guard.taking_s)
                 seen = self._read_step(self._pool)
@@ -191,7 +191,7 @@ class PlanSearch:
         return waiting
 
     def _worth_trying(self, near: Iterable[Candidate]) -> list[Candidate]:
-        """Return the new plans with the ALWAYS part; plans that compile too long get a reason."""
+        """Return new plans joined with `_always`; plans that compile too long only get a reason."""
         plans = {plan.name: plan for plan in (one + self._always for one in near) if plan.values}
         able, given_s, whole = [], self._budget_s, candidates.WHOLE.values.items()
         is_long = self._whole_s > max(thresholds.MOST_WHOLE_S, self.budget.seconds)
@@ -246,7 +246,7 @@ class PlanSearch:
     def prove(self, whole: Candidate, learned: bool = False) -> Iterator[Progress]:
         """Prove a plan in fresh rounds, set a proven winner, and add refused plans to `tried`.
 
-        These rounds took no part in choosing the plan. Unless the plan is `learned`, other plans
+        These rounds take no part in choosing the plan. Unless the plan is `learned`, other plans
         run too, and may win: the plan without each of its parts, and the best plans so far. If
         steps are long, the others run only if they have raced and may be the best.
         """
@@ -289,7 +289,7 @@ class PlanSearch:
         finally:
             self._compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
-            # Steps while memory is kept take another time than the user's steps.
+            # While memory is kept, steps differ in time from the user's steps.
             times_s = () if heap.is_kept() else comparison.baseline.times_s
             budget.follow(times_s, bool(comparison.busy))
             if benchmark.has_results():
@@ -297,7 +297,7 @@ class PlanSearch:
         return comparison
 
     def _store(self, seen: learning.TaskFacts) -> None:
-        """Store the plan; or that nothing helps, unless options were kept. Errors become notes."""
+        """Store the plan; or, if clear and no options are kept, that nothing helps. Note errors."""
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
             plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
@@ -331,8 +331,8 @@ def tune(
             if these take longer).
         fresh: search anew even if a plan was learned for this step (default: check that plan).
         keep: names of optimizations to leave unchanged; `("precision", "tf32")` keeps full float32.
-        at_most_s: limit in seconds for the winner's 99th percentile: of a step, or of a token if
-            the step generates text. The plan is not stored.
+        at_most_s: limit in seconds on the winner's 99th percentile: of a step, or of a token if
+            the step generates text. With a limit, the plan is not stored.
 
     Returns:
         A Tuning: the `winner` with its proof, a `likely` plan, or neither.

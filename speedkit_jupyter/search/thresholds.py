@@ -37,17 +37,17 @@ LEAST_RACE_S = 0.03
 # Most races in a row (of suggested plans, then of variations of the best), most plans per race.
 MOST_RACES = 3
 MOST_CANDIDATES = 5
-# Shares of the budget: the limit of a race, and the minimum that races leave for the proof. If the
+# Shares of the budget: the limit on a race, and the minimum that races leave for the proof. If the
 # first call of a compiled plan took at most RACE_SHARE, its variations are compiled, too.
 RACE_SHARE = 0.25
 PROOF_SHARE = 0.3
 # Number of steps in a default budget, and approximate number of rounds of a proof.
 ENOUGH_STEPS, ENOUGH_ROUNDS = 60, 10
-# Estimates: a plan's time ÷ the baseline's time, and a plan's time in a race ÷ in a proof.
+# Estimates: a plan's time ÷ the baseline's time, and a plan's time in a race ÷ its time in a proof.
 PLAN_SHARE, CANDIDATE_SHARE = 0.5, 0.125
 # Largest default budget in seconds, for long steps.
 MOST_GROWN_S = 900.0
-# Seconds of compiling a small network; shorter user budgets don't compile.
+# Seconds of compiling a small network; with a shorter user budget, nothing is compiled.
 LEAST_COMPILING_S = 20.0
 # Only blocks are compiled if compiling the whole model would take longer than the budget, and than
 # this limit in seconds.
@@ -63,5 +63,5 @@ PRECISE_PLAN = 0.08
 PRECISE_PART = 0.05
 # After this many rounds, twice PRECISE_PLAN is enough, and rivals and parts matter only if they may
 # gain LEAST_WORTH_FINDING and over UNCLEAR_SHARE of the budget is left. Of simulated proofs (a part
-# of 5 %, blocks that scatter by 6 %) 13 % lost the part after 15 rounds, and 3 % by this rule.
+# gains 5 %, blocks scatter by 6 %) 13 % lost the part after 15 rounds, and 3 % by this rule.
 MOST_UNCLEAR_ROUNDS, UNCLEAR_SHARE = 15, 0.3

@@ -185,7 +185,7 @@ class TriedPlans:
         return next((row for row in self.rows() if row.name == plan.name), None)
 
     def set_reason(self, name: str, reason: str) -> None:
-        """Set the reason against a plan; the newest reason is the last."""
+        """Set the reason against a plan; the newest reason comes last."""
         self.reasons.pop(name, None)
         self.reasons[name] = reason
 
@@ -228,7 +228,7 @@ class TriedPlans:
 
         The expected speed is the measured ratio, or the product of the gains of the differing
         parts. Plans below `least` are left out. So are new compiled plans that don't promise a
-        gain; variations of a compiled plan stay if `compiles` and their parts are not slower.
+        gain; new variations of a compiled plan stay if `compiles` and they may be the best.
         """
         speedups, gains, own = self._speedups(), self.gains_of_parts(), set(plan.name.split("+"))
 
@@ -255,7 +255,7 @@ class TriedPlans:
         return [self.plans[name] for name in sorted(able, key=speedups.__getitem__)[-2:]]
 
     def gains_of_parts(self) -> dict[str, float]:
-        """Return the median speed-up by each part, by the part's name."""
+        """Return the median speed-up that each part brings, by the part's name."""
         speedups, found = self._speedups(), dict[str, list[float]]()
         for plan in self.plans.values():
             for name in plan.values:

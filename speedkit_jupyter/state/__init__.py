@@ -1,1 +1,1 @@
-"""The state that a step may change: found, copied, put back."""
+"""Find, copy and restore the state that a step may change."""

@@ -26,7 +26,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Output:
-    """Drop displays, logs and widgets of steps; show only the first call that has output.
+    """Drop displays, logs and widgets of steps; show the output of the first call that has any.
 
     Widgets are never shown; `release` closes them and new figures. A warning is shown once, never
     from a forked process. Log lines, except torch's and SpeedKit's, reach stdout and stderr only.
@@ -160,7 +160,7 @@ def _install() -> None:
 
 @contextmanager
 def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
-    """Call `say` before lasting effects of this thread's steps; an error of `say` prevents them."""
+    """Call `say` before lasting effects of this thread's steps; an error in `say` prevents them."""
     here, busy = (os.getpid(), threading.get_ident()), False
 
     def listen(event: str, given: tuple[Any, ...]) -> None:

@@ -34,9 +34,9 @@ GIVEN_AGAIN = (
     "epochs may differ"
 )
 # Other threads are busy if they use more than 50 µs of CPU time in 10 ms: waiting threads use a few
-# µs, a thread that adds a number every millisecond uses 200 µs.
+# µs; a thread that adds a number every millisecond uses 200 µs.
 AT_WORK_S = 5e-5
-# Names listed in a line; further names are counted.
+# Most names that a line lists; further names are counted.
 MOST_NAMES = 5
 # Module state, because all measurements share the process, its flags and its clock.
 _IN_PROGRESS: list[MeasurementGuard] = []
@@ -55,7 +55,7 @@ def in_progress() -> MeasurementGuard | None:
 
 
 class MeasurementGuard:
-    """On entry copy the state that a step may change, and drop output; on exit put all back.
+    """On entry, copy the state that a step may change; on exit, restore it. Drop output until exit.
 
     A walk from `roots` finds the state; plans apply to `models`; `tell` gets lines about state and
     effects that can't be put back. With `off_device`, copies are in main memory. Raises StepError

@@ -26,7 +26,7 @@ Holder = tuple[Any, StateHandler]
 
 
 class Replayed(NamedTuple):
-    """An iterator, its replay, the `twin` that the user gets back after draws, and all holders."""
+    """An iterator, its replay, the `twin` that the user gets back if a step drew, and holders."""
 
     original: Any
     replay: Replay
@@ -46,7 +46,7 @@ class Replays:
         self.given_again: list[str] = []
         self._found: list[Replayed] = []
         for key, holders in walk.holders.items():
-            iterator = walk.found.get(key)  # None for an owner of a thread or process
+            iterator = walk.found.get(key)  # None if it owns a thread or process
             holders = [h for h in holders if not _is_a_spare(walk, iterator, h[0])]
             if iterator is None or not _is_drawn_from(walk, iterator, holders):
                 continue
@@ -86,7 +86,7 @@ class Replays:
 
 
 def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool:
-    """Return whether to replay an iterator; not for files and parts of other iterators."""
+    """Return whether to replay an iterator; False, for instance, for files and iterators' parts."""
     if issubclass(type(iterator), IOBase) or type(iterator) is Replay or not holders:
         return False
     if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # the holder is replayed
@@ -95,7 +95,7 @@ def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool
         return True
     begin: Any = getattr(type(iterator), "__iter__", None)
     if is_a(begin, FunctionType) and begin.__code__.co_code != _itself.__code__.co_code:
-        return False  # each loop starts again, as for a loader: `__iter__` does not return self
+        return False  # loops start again, as with a DataLoader: `__iter__` does not return self
     return any(isinstance(holder, Names | CellType) for holder, _ in holders)
 
 
@@ -116,7 +116,7 @@ def _can_hold_another(walk: Walk, holder: Any) -> bool:
 
 
 def _is_a_spare(walk: Walk, iterator: Any, holder: Any) -> bool:
-    """Return whether the holder, a dict of a DataLoader or tqdm bar, only keeps the iterator."""
+    """Return whether the holder, a dict of a DataLoader or tqdm bar, merely stores the iterator."""
     owner = walk.before(holder)
     if is_a(owner, DataLoader):
         return attribute_dict(owner) is holder

@@ -41,8 +41,8 @@ class Snapshot:
 
     Copies of tensors are on the originals' device, or in main memory with `off_device`. Unchanged
     tensors and arrays share the copies of an earlier `base`; with `for_timing`, changed large float
-    tensors do too, because their values don't affect time. `failed` has the reason for each object
-    that can't be copied or put back, by name; `too_large` has the names of data not copied.
+    tensors do too, because their values don't affect time. `failed` has reasons by name of objects
+    and settings that can't be copied or put back; `too_large` has the names of data not copied.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Snapshot:
         return memory if key not in self._changing and handler.same(instance, memory) else None
 
     def restore(self) -> None:
-        """Put the copied state back; record failures in `failed`, and raise a Ctrl-C at the end."""
+        """Put the copied state back; record failures in `failed`. A Ctrl-C waits for the end."""
         self._restored += 1
         # Switches first, because the operations that put tensors back may depend on them.
         self.failed.update(self._settings.restore())
@@ -110,7 +110,7 @@ class Snapshot:
             raise stopped
 
     def _due(self) -> Iterator[tuple[Key, tuple[Any, Any]]]:
-        """Yield keys, objects and copies that this restore handles; see the comment of FIRST."""
+        """Yield keys, objects and copies that this restore handles; see the comment on FIRST."""
         is_whole = self._restored <= FIRST or self._restored % ALL_EVERY == 0
         for key, found in self._memories.items():
             if is_whole or key in self._changing or key not in self._of_base:
@@ -125,7 +125,7 @@ class Snapshot:
 
     @property
     def has_changed(self) -> bool:
-        """Return whether restores of this copy, or of copies based on it, found changed objects."""
+        """Return whether restores of this snapshot, or of one related by `base`, found changes."""
         return bool(self._changing)
 
     def draws(self) -> bool:
@@ -152,7 +152,7 @@ class Snapshot:
         return next((name for name in found if name not in self.failed), "")
 
     def _differing(self) -> list[tuple[StateHandler, Any]]:
-        """Return pairs of handler and object whose values changed; tensors' strides may differ."""
+        """Return pairs of handler and object whose values changed; strides don't count."""
         found = []
         with torch.DisableTorchFunctionSubclass():
             for (_, handler), (instance, memory) in self._memories.items():
@@ -206,7 +206,7 @@ class ProcessSettings:
         return any(not setting.same(setting.read(), value) for setting, value in self._values)
 
     def restore(self, compares: bool = True) -> Iterator[tuple[str, str]]:
-        """Write changed settings, or all unless `compares`; yield each failure's name and text."""
+        """Write changed settings, or all unless `compares`; yield names and reasons of failures."""
         for setting, value in self._values:
             try:
                 if not (compares and setting.same(setting.read(), value)):
@@ -246,7 +246,7 @@ def surroundings() -> Iterator[Setting]:
 
 
 def _write_environment(value: dict[str, str]) -> None:
-    for name in os.environ.keys() - value.keys():  # never emptied, because other threads read it
+    for name in os.environ.keys() - value.keys():  # no `clear()`: other threads read os.environ
         del os.environ[name]
     # C++ threads read the environment, too: unchanged variables are not written.
     os.environ.update({name: v for name, v in value.items() if os.environ.get(name) != v})

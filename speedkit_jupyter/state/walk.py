@@ -32,7 +32,7 @@ LruCache = type(functools.lru_cache(None)(len))
 
 
 class Leading(StateHandler):
-    """Handle objects without own state that refer to other objects, such as bound methods."""
+    """Handle objects that have no state but refer to other objects, such as bound methods."""
 
     has_state = False
 
@@ -54,7 +54,7 @@ class Unknown(StateHandler):
     has_state = False
 
     def recognizes(self, cls: type) -> bool:
-        """Return whether instances may change: not of `object` or classes that hash by value."""
+        """Return whether instances may change; False for `object` or classes that hash by value."""
         own: Any = cls.__hash__
         return cls is not object and (own is None or own is object.__hash__)
 
@@ -95,7 +95,7 @@ HANDLERS: tuple[StateHandler, ...] = (
     Caches(), Gradients(),
 )  # fmt: skip
 UNKNOWN, REPLAYED = Unknown(), Leading(lambda replay: (replay.original,), names.Replay)
-# C objects of these packages have no state of the user.
+# Objects that these packages implement in C have no user state.
 INNER = frozenset([
     "torch", "numpy", "builtins", "functools", "operator", "_operator", "_struct", "_abc",
     "_collections", "collections", "_ctypes", "pydantic_core", "weakref", "_multiprocessing",
@@ -192,7 +192,7 @@ class Walk:
         return "".join(reversed(words)).lstrip(".") or f"a {type(instance).__name__}"
 
     def _word(self, holder: Any, part: Any) -> str:
-        """Return the Python source of access from `holder` to `part`: `.net`, `[0]`; or empty."""
+        """Return the code that gets `part` from `holder`: `net`, `.net`, `[0]`; '' if unknown."""
         pairs: Iterable[tuple[Any, Any]] = ()
         form = "{}"
         if isinstance(holder, names.Names):
@@ -219,7 +219,7 @@ class Walk:
                 self._add([type(instance)], id(instance), self._classes)
 
     def _looked_into(self, holder: Any) -> bool:
-        """Add the parts of `holder`; drop an owner of threads or processes, and return False."""
+        """Add the parts of `holder`; if it owns a thread or process, drop it and return False."""
         for handler in self.handlers(holder):
             try:
                 children = list(handler.children(holder))

@@ -60,7 +60,7 @@ def size(tensors: Iterable[torch.Tensor]) -> int:
 def state_tensors(
     models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> list[torch.Tensor]:
-    """Return the parameters, buffers, gradients and optimizer state as tensors."""
+    """Return the parameters, buffers, gradients and tensors of optimizer state."""
     tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
     tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
     states = [state for optimizer in optimizers for state in optimizer.state.values()]

@@ -46,7 +46,7 @@ class StateWarning(UserWarning):
 def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
     """Return a function that raises StepError instead of StopIteration.
 
-    A StopIteration of the step would silently end one of SpeedKit's generators.
+    In SpeedKit's generators, Python would turn a StopIteration into an unclear RuntimeError.
     """
 
     @wraps(function)  # not a context manager, whose frames would stay in tracebacks
@@ -93,7 +93,7 @@ class Step:
     @user_code_boundary
     @reports_out_of_data
     def call(self, context: SpeedContext) -> object:
-        """Run the step, return the result. Raises StepError if data ends, or code is left unrun."""
+        """Run the step; return its result. Raises StepError if data runs out or code is not run."""
         result = in_a_window(partial(self.run, context))
         refuse_unrun_result(result)
         return result
@@ -158,7 +158,7 @@ class Step:
         return holding(self.optimizers, model)
 
     def refuse_unfit(self, aim: str) -> None:
-        """Raise StepError if the step has no model to `aim` (a verb), or has lazy layers."""
+        """Raise StepError without models or with lazy layers; `aim` is a verb for the message."""
         if not self.models:
             why = "no model with parameters is used in this step"
             raise StepError(f"{why}, so there is nothing to {aim}")
@@ -166,7 +166,7 @@ class Step:
             raise StepError("lazy layers have no shape yet: run one forward pass before")
 
     def on(self, *models: torch.nn.Module) -> Step:
-        """Return the step with plans for only these models. Raises StepError if none is in it."""
+        """Return the step with plans for `models` only. Raises StepError if the step uses none."""
         wanted = {id(unwrapped(model)) for model in models}
         same = [one for one in self.models if id(unwrapped(one)) in wanted]
         if not same:
@@ -177,7 +177,7 @@ class Step:
 
 
 def refuse_unrun_result(result: Any) -> None:
-    """Raise StepError for an awaitable or a new generator, whose code the call has not run.
+    """Raise StepError for an awaitable, async generator or new generator: its code has not run.
 
     A coroutine is closed. Generator expressions are allowed: they usually iterate over results.
     """
@@ -204,7 +204,7 @@ def step_of(
     model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> Step:
-    """Return a function as a step, with the given models and optimizers, or all that it reaches."""
+    """Return `step` as a Step, with the given models and optimizers or all that `step` reaches."""
     if not callable(step):
         raise StepError(f"the step must be a function, not {type(step).__name__}")
     takes_context = _takes_context(step)
@@ -262,7 +262,7 @@ def loop(
 
 
 def arguments_of(step: Callable[..., object]) -> int:
-    """Return the number of required positional arguments; 2 with a `*batch`, 1 if unknown."""
+    """Return the number of required positional arguments; 2 with `*args`, 1 if unknown."""
     try:
         parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):  # some functions in C have no signature

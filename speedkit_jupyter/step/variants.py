@@ -33,7 +33,7 @@ class Variant:
 
 
 def variant(name: str) -> Variant:
-    """Return the variant of a name: `baseline`, `auto`, `bf16+compile:max-autotune`, `plan.yaml`.
+    """Return a variant by name: `baseline`, `auto`, `bf16+compile:max-autotune`, `plan.yaml`.
 
     Raises ConfigError for a wrong file or value, StepError for a wrong, repeated or missing word.
     """
@@ -57,7 +57,7 @@ def variant(name: str) -> Variant:
 
 
 def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
-    """Return the variant's config (for `current`, of the plan in force); None without a plan."""
+    """Return a variant's config, or for `current` the config in force; None without a plan."""
     if variant.name != CURRENT:
         return variant.config
     context = applied_to(model)

@@ -1,7 +1,7 @@
 """Report the events of a running step to a watcher; compare the work of the step's first calls.
 
-A repeated step may do less work: a finished fit, exhausted data, or a cache. Model calls and
-backward passes show this; times alone don't, because a first call is slow for many reasons.
+A repeated step may do less work because of a finished fit, exhausted data or a cache. Model calls
+and backward passes show this; times alone don't, because a first call is slow for many reasons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from speedkit_jupyter.torchglue.private import is_transforming, without_dispatch
 class Watcher:
     """Callbacks for the events of a step; subclasses override them.
 
-    `called(args, kwargs, result)` follows an outermost call of a model,
+    `called(args, kwargs, result)` follows an outermost call of a model;
     `differentiated(gradients)` follows `torch.autograd.grad`. `before_backward(tensors)` and
     `after_backward()` surround `torch.autograd.backward`; `before_step(optimizer, with_closure)`
     and `after_step(optimizer)` surround a step of an optimizer. `before_zero_grad()` precedes
@@ -40,7 +40,7 @@ class Watcher:
 
 
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:
-    """Return the method with operations hidden from modes that round, promote or replay.
+    """Return the method with its operations hidden from modes that round, promote or replay.
 
     Inside transforms of `torch.func`, the method does nothing.
     """
@@ -91,10 +91,10 @@ def _around(
     after: Callable[[Any, Any, Any], None] = lambda *_: None,
     only: Collection[int] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that calls `before` and `after`; `only` filters by id of first argument.
+    """Return a decorator that calls `before` and `after` around each call of a function.
 
-    Nested calls are not reported: a model in a model, or a checkpoint's backward pass inside the
-    backward pass.
+    If given, `only` has the ids of first arguments to report. Nested calls are not reported: a
+    model in a model, or a checkpoint's backward pass inside the backward pass.
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -215,7 +215,7 @@ def compared_runs(
 
 @contextmanager
 def optimizers_made(models: Sequence[torch.nn.Module]) -> Iterator[list[OptimizerFacts]]:
-    """Yield a list that gets the distinct facts of optimizers created here for the models."""
+    """Yield a list that gets distinct facts of optimizers created in the block for the models."""
     kinds: list[OptimizerFacts] = []
 
     def make(begin: Any) -> Callable[..., None]:

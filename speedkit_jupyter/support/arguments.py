@@ -42,12 +42,12 @@ def _checked(name: str, value: Any, kind: TypeAdapter[T], must_be: str) -> T:
 
 
 def seconds(name: str, value: Any) -> float | None:
-    """Return `value` if it is a positive, finite number (seconds) or None; else raise StepError."""
+    """Return `value` if it is None or a positive, finite number (seconds); else raise StepError."""
     return _checked(f"{name}: the budget", value, SECONDS, "a positive number of seconds")
 
 
 def amount(name: str, value: Any) -> float | None:
-    """Return `value` if it is a finite number of at least 0 or None; else raise StepError."""
+    """Return `value` if it is None or a finite number of at least 0; else raise StepError."""
     return _checked(name, value, AMOUNT, "a number of at least 0")
 
 
@@ -57,7 +57,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def count(name: str, value: Any) -> int:
-    """Return `value` if it is 1 or more; raises ArgumentError, or StepError for another type."""
+    """Return `value` if 1 or more; else raise ArgumentError, or StepError for another type."""
     if (number := whole(name, value)) < 1:
         raise ArgumentError(f"{name} must be 1 or more, not {number}")
     return number
@@ -80,7 +80,7 @@ def names(name: str, value: Any) -> list[str]:
 
 
 def word(name: str, value: Any) -> str:
-    """Return an expression in normal form: `model.0` as `model[0]`. Raises ArgumentError."""
+    """Return an expression in normal form: `model[0]` for `model.0`. Raises ArgumentError."""
     try:
         return lookup.canonical(value if isinstance(value, str) else f"<{shown(value)}>")
     except SpeedKitError as error:

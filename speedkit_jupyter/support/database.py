@@ -23,7 +23,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 # Environment variable with the data folder; by default the platform's folder for user data.
 FOLDER = "SPEEDKIT_DATA"
 FILE = "speedkit.sqlite"
-# Seconds to wait for a lock of another process; a write takes milliseconds.
+# Seconds to wait for another process's lock; a write takes milliseconds.
 PATIENCE_S = 5.0
 # Version of the measuring engine, not of the package: raised when entries of earlier engines can't
 # be trusted or compared.
@@ -59,7 +59,7 @@ class Kept:
 
     @property
     def is_earlier(self) -> bool:
-        """True if another version of ENGINE found the plan, which is then listed but not used."""
+        """Return whether an engine other than ENGINE found the plan, which is then only listed."""
         return self.value.get("engine") != ENGINE
 
 
@@ -121,7 +121,7 @@ def newest(kind: str, name: str) -> Mapping[str, Any] | None:
 
 
 def kept(kind: str, name: str | None = None) -> list[Kept]:
-    """Return a kind's readable entries (None: of all names), oldest first. Raises SpeedKitError."""
+    """Return readable entries, by kind and optional name, oldest first. Raises SpeedKitError."""
     try:
         file = folder() / FILE
     except SpeedKitError as error:

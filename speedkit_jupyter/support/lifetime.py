@@ -10,7 +10,7 @@ import psutil
 
 
 def end_with(notebook: int, folder: str) -> None:
-    """Start a thread that removes `folder` and kills this process tree after process `notebook`."""
+    """Start a thread that removes `folder` and kills this process tree once `notebook` ends."""
 
     def watch() -> None:
         with suppress(psutil.NoSuchProcess):

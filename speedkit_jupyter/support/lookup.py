@@ -25,12 +25,12 @@ ITEMS = frozenset({list, tuple, dict, OrderedDict, defaultdict})
 
 
 def canonical(text: str) -> str:
-    """Return an expression in normal form: `model.0` as `model[0]`. Raises SpeedKitError."""
+    """Return an expression in normal form: `model[0]` for `model.0`. Raises SpeedKitError."""
     return ast.unparse(_parsed(text))
 
 
 def value_of(names: Mapping[str, Any], text: str, known: Sequence[str] = (), kind: str = "") -> Any:
-    """Return an expression's object. Raises SpeedKitError that suggests a similar `known` name."""
+    """Return an expression's object. Raises SpeedKitError, which may suggest a `known` name."""
     tree = _parsed(text)
     root = next(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
     if root not in names:
@@ -92,7 +92,7 @@ def is_a(value: Any, kind: Any) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return an object's `__dict__`; empty if it is missing or not a dict."""
+    """Return an object's `__dict__`; empty if it can't be read or is not a dict."""
     try:
         attributes: Any = getattr(value, "__dict__", None)
     except Exception:

@@ -35,7 +35,7 @@ def note(text: str) -> None:
 
 
 def important(text: str) -> None:
-    """Show a text at every verbosity."""
+    """Show a message at every verbosity."""
     _ready().warning(text)
 
 

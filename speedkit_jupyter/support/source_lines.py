@@ -56,7 +56,7 @@ def is_users(file: str) -> bool:
     libraries = {path for name in names if (path := sysconfig.get_path(name))}
     if torch := sys.modules.get("torch"):  # torch may be built from source, or on PYTHONPATH
         libraries.update(torch.__path__)
-    # The methods of a dataclass are code of a file named `<string>`.
+    # The generated methods of a dataclass have the file name `<string>`.
     is_ours = file.startswith((OURS, "<frozen ", "<string>", *libraries))
     return not (is_ours or {"site-packages", "dist-packages"} & {*Path(file).parts})
 

@@ -66,7 +66,7 @@ def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
         error.with_traceback(None)
         at = f"\n{place(spot)}: `{source(*spot)}`" if (spot := user_spot()) else ""
         lines = [f"{type(error).__name__}: {error}{at}"]
-        # IPython calls this function; a reference to the error would be a reference cycle.
+        # IPython calls this function; a reference to the error would create a cycle.
         vars(error)["_render_traceback_"] = partial(list, lines)
 
 

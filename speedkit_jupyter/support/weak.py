@@ -9,7 +9,7 @@ from weakref import WeakMethod, ref
 from speedkit_jupyter.support import messages
 
 T = TypeVar("T")
-# The functions for `unload`, by name. Module state, because they end the process's threads.
+# The functions for `unload`, by name. Module state, because they undo changes to the process.
 _ENDS: dict[str, Callable[[], object]] = {}
 
 

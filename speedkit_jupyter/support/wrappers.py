@@ -1,6 +1,6 @@
 """Unwrap the models and optimizers of frameworks, and find the models that an object holds.
 
-Each model or optimizer is then switched and counted once. A wrapper is recognized by tensors,
+Each model or optimizer is then changed and counted once. A wrapper is recognized by tensors,
 parameter groups or methods, not by class. Pipelines, trainers, dicts and dataclasses hold models.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-# Attributes in which wrappers keep their model: the first that has all tensors of the wrapper.
+# Attributes in which wrappers keep models; the model is the first with all the wrapper's tensors.
 PARTS = ("_original_module", "_orig_mod", "module")
 # The property with the model of objects without a model attribute: Lightning's Trainer.
 PROPERTY = "model"
@@ -57,7 +57,7 @@ def is_optimizer(value: Any) -> bool:
 
 
 def _wrapped_model(model: torch.nn.Module) -> Any:
-    """Return the submodule with all tensors of its wrapper; None if the module is no wrapper."""
+    """Return the submodule with all tensors of its wrapper; None if `model` is not a wrapper."""
     parts = model.__dict__.get("_modules")
     named = [parts.get(name) for name in PARTS] if isinstance(parts, dict) else []
     own = _tensors(model) if any(part is not None for part in named) else []

@@ -17,7 +17,7 @@ from torch.optim import optimizer as torchs
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import is_python_thread
 
-# A hook before or after an optimizer's step; a hook before may return new (args, kwargs).
+# A hook before or after an optimizer's step; a pre-hook may return new (args, kwargs).
 StepHook = Callable[["torch.optim.Optimizer", Any, Any], Any]
 ELSEWHERE = (
     "the step computes in another thread, which autocast does not reach: use ctx.autocast() "
@@ -91,7 +91,7 @@ def optimizer_hooks(
     after: StepHook | None = None,
     ours: Collection[torch.optim.Optimizer] = (),
 ) -> Iterator[None]:
-    """Call the hooks around optimizer steps in this thread, and of `ours` in autograd's threads.
+    """Call the hooks around optimizer steps in this thread, for `ours` also in autograd's threads.
 
     In autograd's threads, gradient hooks may step optimizers.
     """
@@ -116,7 +116,7 @@ def optimizer_hooks(
 
 @contextmanager
 def calling_threads(models: Sequence[torch.nn.Module]) -> Iterator[set[str]]:
-    """Yield a set; calls of the models and parts add the thread: HERE, IN_PYTHONS, IN_AUTOGRADS."""
+    """Yield a set to which calls of the models or parts add HERE, IN_PYTHONS or IN_AUTOGRADS."""
     watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
     threads = set[str]()
     original: Any = Module.__call__

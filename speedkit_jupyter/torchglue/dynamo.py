@@ -72,8 +72,8 @@ def graph_breaks() -> Sequence[Any]:
 
 def eager_backward() -> tuple[Any, dict[str, bool]]:
     """Return functorch's config, and settings that compile backward passes with forward passes."""
-    # In 2.11, 2.13; other versions compile at the first backward pass. No buffer is donated,
-    # because `retain_graph` is not yet known.
+    # In torch 2.11, 2.13. Without these settings, torch compiles at the first backward pass. No
+    # buffer is donated, because `retain_graph` is not yet known.
     config = import_module(f"{COMPILERS[2]}.config")
     settings = {"force_non_lazy_backward_lowering": True, "donated_buffer": False}
     return config, settings if all(hasattr(config, name) for name in settings) else {}
@@ -94,7 +94,7 @@ def without_guards() -> AbstractContextManager[object]:
 
 
 def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Callable[[], None]:
-    """Register hooks around compilations, until torch's reset; return a function to remove them."""
+    """Register compilation hooks until torch.compiler.reset(); return a function to remove them."""
     handler = found(f"{COMPILERS[0]}.callback", "callback_handler")
     handler.register_start_callback(start)
     handler.register_end_callback(end)
@@ -114,8 +114,8 @@ def override_caches() -> list[Any]:
     return [one for module in modules if module for one in cached_functions(module)]
 
 
-# Compiler errors, by classes and attributes. If torch renames them, an error counts as the user's,
-# or keeps torch's wording.
+# Compiler errors are recognized by classes and attributes. If torch renames these, an error counts
+# as the user's, or keeps torch's wording.
 
 
 def is_compiler_error(error: BaseException) -> bool:
@@ -141,6 +141,6 @@ def users_lines(error: BaseException) -> list[tuple[str, int]]:
 
 
 def lacks_compiler(error: BaseException) -> bool:
-    """Return whether Inductor lacks a C++ compiler, Triton, or a GPU that Triton supports."""
+    """Return whether an error means no C++ compiler, no Triton, or a GPU too old for Triton."""
     names = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
     return type(cause(error)).__name__ in names

@@ -1,7 +1,7 @@
 """glibc's heap: keep memory freed by one step in the process for the next step.
 
-After `settle`, glibc returns freed blocks of about 32 MiB and more, and a free heap end above about
-64 MiB, to the system, which clears their pages for the next step. See mallopt(3).
+After `settle`, glibc returns freed blocks of about 32 MiB and more, and free memory above about
+64 MiB at the heap's top, to the system, which clears the pages for the next step. See mallopt(3).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LARGEST, TRIMMED_BEYOND, MMAPS = 32 << 20, 64 << 20, 65536
 NEVER_TRIMMED = -1
 # Bit of malloc's size word: the block has its own memory mapping.
 IS_MAPPED = 2
-# Most 32 MiB blocks to occupy (128 GiB), in case the system refuses all new mappings.
+# Maximum number of 32 MiB blocks to occupy (128 GiB), in case the system refuses new mappings.
 MOST_BLOCKS = 4096
 
 # glibc can't report these: whether freed memory is kept now, whether earlier keeping may have left
@@ -30,7 +30,7 @@ _occupied: list[int] = []
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return glibc if this process allocates with glibc's malloc, as set by default; else None."""
+    """Return glibc if this process allocates with glibc's malloc and its defaults; else None."""
     if platform.libc_ver()[0] != "glibc" or platform.system() != "Linux":
         return None
     chosen = [name for name in os.environ if name.startswith("MALLOC_")]

@@ -29,7 +29,7 @@ class Gate:
         self._waiting: dict[int, Any] = {}
         self.thread = threading.get_ident()
         self._handlers: dict[int, Any] = {}
-        self._is_open = self._has_passed = False  # has_passed: a handler raised
+        self._is_open = self._has_passed = False  # has_passed: a handler runs or raised
         self._first_s = 0.0
 
     def __call__(self, number: int, frame: Any) -> None:
@@ -151,7 +151,7 @@ def is_python_thread() -> bool:
     return known is not None and not isinstance(known, threading._DummyThread)
 
 
-# One thread at a time applies or restores. Actions of the garbage collector wait for that thread.
+# One thread at a time applies or restores plans. Actions of the garbage collector wait for it.
 _LOCK = threading.RLock()
 _DEPTH = [0]
 _LATER: deque[Callable[[], object]] = deque()

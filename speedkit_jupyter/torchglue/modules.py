@@ -117,7 +117,7 @@ def end_workers(iterator: Any) -> None:
 
 
 def same_epoch(iterator: Any) -> Any:
-    """Return a second iterator over the remaining batches; None with workers or IterableDataset."""
+    """Return a second iterator over the batches left; None unless map-style and without workers."""
     if type(iterator).__name__ != "_SingleProcessDataLoaderIter":
         return None
     if hasattr(iterator._dataset_fetcher, "dataset_iter"):  # an IterableDataset
@@ -136,7 +136,7 @@ def same_epoch(iterator: Any) -> Any:
 
 def script_attributes(module: Any) -> dict[str, Any]:
     """Return the C++ attributes of a TorchScript module, with parameters and buffers."""
-    # In 2.9, 2.11, 2.13. Without these names, steps that reach such modules raise AttributeError.
+    # Tested on torch 2.9, 2.11, 2.13; if a name is gone, steps with such code raise AttributeError.
     if (inner := vars(module).get("_c")) is None:  # a traced module, which holds a script module
         return {}
     kind = found("torch._C", "ConcreteModuleType").from_jit_type(inner._type())
@@ -150,7 +150,7 @@ def set_script_attribute(module: Any, name: str, value: Any) -> None:
 
 def script_constants(scripted: Any) -> list[Any]:
     """Return the tensors in the code of a TorchScript function, or of a module's methods."""
-    # In 2.9, 2.11, 2.13. Without these names, steps that reach such code raise AttributeError.
+    # Tested on torch 2.9, 2.11, 2.13; if a name is gone, steps with such code raise AttributeError.
     inner, code = getattr(scripted, "_c", None), [scripted]
     if inner is not None:
         code = [inner._get_method(name) for name in inner._method_names()]

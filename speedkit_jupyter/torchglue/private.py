@@ -74,7 +74,7 @@ def version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-# Returns a unique number of a living storage.
+# Returns a number that is unique among living storages.
 address: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 
 
@@ -113,7 +113,7 @@ TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def has_gradient_hooks(leaf: torch.Tensor) -> bool:
-    """Return whether a leaf tensor has hooks that run after its gradient was accumulated."""
+    """Return whether a leaf tensor has hooks that run after its gradient is accumulated."""
     return bool(getattr(leaf, TENSOR_HOOKS[1], None))
 
 
@@ -152,9 +152,9 @@ def linear_by_onednn() -> Callable[..., torch.Tensor]:
 
 # An operator's schema: its `name` (`aten::addmm`), `arguments`, and `is_mutable`.
 operator_schema: Callable[[Any], Any] = attrgetter("_schema")
-# If torch renames these, in this order: advice on attention by hand misses part of the time; other
-# advice names a missing function; a GradScaler's kernels get float64, which they refuse; copies
-# count as arithmetic; the graph break of `.item()` keeps torch's wording.
+# If torch renames these, in this order: advice on hand-written attention misses part of the time;
+# other advice names a missing function; a GradScaler's kernels get float64, which they refuse;
+# copies count as arithmetic; the graph break of `.item()` keeps torch's wording.
 SOFTMAX = "aten::_softmax"
 MULTIPLY_ALL = "_foreach_mul_"
 GRAD_SCALER = "_amp_"
@@ -191,6 +191,6 @@ def collectives() -> int:
     """Return the number of collectives entered in the default group; 0 without a group."""
     from torch.distributed import group
 
-    # In 2.9, 2.11, 2.13. Without this name, the end of a launched cell raises AttributeError.
+    # Tested on torch 2.9, 2.11, 2.13; if the name is gone, launched cells end with AttributeError.
     world: Any = group.WORLD
     return 0 if world is None else int(world._get_sequence_number_for_group())

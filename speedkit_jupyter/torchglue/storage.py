@@ -41,7 +41,7 @@ def size_in_memory(tensor: torch.Tensor) -> int:
     return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
 
 
-# Fewest evenly spaced elements compared in a large contiguous tensor; other writes are missed.
+# Fewest evenly spaced elements compared in a large contiguous tensor; writes to others are missed.
 SAMPLED = 256
 
 
@@ -68,7 +68,7 @@ def _some(tensor: torch.Tensor) -> bytes | None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a tensor's values as a strided tensor, its parts joined; None if unreadable."""
+    """Return a tensor's values as a strided tensor, with its parts joined; None if unreadable."""
     values = tensor.detach() if has_values(tensor) else None
     if values is None or is_plain(values):
         return values

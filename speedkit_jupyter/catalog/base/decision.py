@@ -34,7 +34,7 @@ class Decision:
     rule: str  # the rule or fact that decided; may be empty
     source: Source = "auto"  # the origin of the request
     active: bool = False  # True if a plan applies the value
-    declined: bool = False  # the requested value was refused, or replaced by a similar value
+    declined: bool = False  # True if the requested value was refused or replaced by a similar value
     worth_measuring: Any = None  # a value about which only a measurement can decide
     details: Mapping[str, Any] = field(default_factory=dict)
     asked: bool = False  # True if this is the requested value
@@ -129,10 +129,10 @@ class Snippet:
     setup: tuple[str, ...] = ()  # process-wide switches and functions, at the top
     compiling: tuple[str, ...] = ()  # further switches if the model is compiled
     model: tuple[str, ...] = ()  # lines for the model, before the optimizer is created
-    replaces_parameters: bool = False  # the lines in `model` replace parameters
+    replaces_parameters: bool = False  # True if the lines in `model` replace parameters
     batch: str = ""  # a method call for each tensor of a batch
     optimizers: tuple[Mapping[str, str], ...] = ()  # keyword arguments for each optimizer
-    training: tuple[str, ...] = ()  # once, after the optimizer is created
+    training: tuple[str, ...] = ()  # lines that run once, after the optimizer is created
     compiled: str = ""  # an expression for the compiled model
     around_calls: str = ""  # the name of a function that wraps a `forward`
     forward: tuple[str, ...] = ()  # context managers around forward pass and loss

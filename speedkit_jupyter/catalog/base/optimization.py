@@ -1,4 +1,4 @@
-"""The base class of the switches: deciding, applying, undoing, and plain code."""
+"""The base class of the switches: decisions, applying, undoing, and equivalent torch code."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def choices(annotation: Any) -> tuple[str, ...]:
 
 
 class Optimization(ABC):
-    """An entry of CATALOG: its options, decisions, effects and plain code."""
+    """An entry of CATALOG: its options, decisions, effects and equivalent torch code."""
 
     name: ClassVar[str]
     effect: ClassVar[Effect]
@@ -86,11 +86,11 @@ class Optimization(ABC):
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
     before: ClassVar[str] = ""  # name of the entry in front of which `add` puts this entry
-    forms: ClassVar[Mapping[str, str]] = {}  # forms that the entry adds to `code()`: name to module
+    forms: ClassVar[Mapping[str, str]] = {}  # modules that write more forms of `code()`, by form
     variable: ClassVar[str | None]  # environment variable, if any; default `SPEEDKIT_<NAME>`
     follows: ClassVar[bool] = False  # True if the rule of `auto` decides even if `config.is_alone`
-    costly: ClassVar[bool] = False  # True if the first step takes seconds longer, as by compiling
-    excludes: ClassVar[frozenset[str]] = frozenset()  # entries that a search won't add to the entry
+    costly: ClassVar[bool] = False  # True if the entry compiles code, which takes seconds
+    excludes: ClassVar[frozenset[str]] = frozenset()  # entries that no search joins with this entry
     free: ClassVar[str] = ""  # placeholder in help for arbitrary values (`threads:NUMBER`)
     frameworks_choose: ClassVar[bool] = False  # code for frameworks states inactive decisions, too
     lowers: ClassVar[bool] = False  # True if the entry reduces the precision of products
@@ -99,9 +99,9 @@ class Optimization(ABC):
     library: ClassVar[str] = ""  # PyPI name of the optional library that the entry calls
     bare: ClassVar[str] = ""  # value of the bare name in `--compare`, if not `true`
     none: ClassVar[Any] = False  # the value that changes nothing
-    refusal: ClassVar[str] = ""  # the model in words, for errors that refuse new optimizers
+    refusal: ClassVar[str] = ""  # describes the model in errors that refuse new optimizers
     flag: ClassVar[str] = ""  # the process-wide switch that holds the field's value, if any
-    line: ClassVar[str] = ""  # the equivalent line of torch, with `{value}`
+    line: ClassVar[str] = ""  # the equivalent line of torch code, with `{value}`
 
     def __init_subclass__(cls) -> None:
         if "Options" not in vars(cls):
@@ -201,11 +201,11 @@ class Optimization(ABC):
         return nullcontext
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return a decision as source. Raises SpeedKitError if the framework can't apply it."""
+        """Return a decision's source code. Raises SpeedKitError if the framework can't apply it."""
         return Snippet(setup=(self.line.format(value=decision.value),))
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return the context manager for backward passes without exchange between processes."""
+        """Return a context manager for backward passes without gradient exchange between ranks."""
         return nullcontext()
 
     def switches(self) -> Mapping[str, flags.Switch]:
@@ -253,7 +253,7 @@ def call(function: str, *sources: str, **values: object) -> str:
 
 
 def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-    """Return `decide`'s decision, but decline if torch lacks a name; change no model unasked."""
+    """Return `decide`'s decision; inactive if torch lacks a name or a model change is unasked."""
     try:
         entry.switches()
         decision = entry.decide(request, hardware, facts)

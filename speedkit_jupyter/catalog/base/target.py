@@ -1,4 +1,4 @@
-"""The target of a plan (model, optimizers, the plan's state), and hooks on new optimizers."""
+"""The target of a plan (model, optimizers, the plan's state), and hooks for new optimizers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Memo:
     scales: bool = False  # True while the plan scales losses
     scaler: Any = None  # the plan's GradScaler, kept with the context
     compiled_call: Any = None  # the plan's CompiledCode
-    graphed: Any = None  # Graphed: calls that a CUDA graph replays
+    graphed: Any = None  # the plan's Graphed layer, which replays a CUDA graph
     # By layer: fingerprints of the original weights, and the quantized weight or layer.
     quantized: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
     # By convolution: whether views shared the weight's memory when the plan was first applied.
@@ -120,8 +120,8 @@ def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
     def with_subclasses(kind: type) -> set[type]:
         return {kind}.union(*map(with_subclasses, kind.__subclasses__()))
 
-    # `type()`, because isinstance would evaluate `__class__` of proxies and lazy modules. The
-    # garbage collector finds the instances of a class faster than a loop would.
+    # `type()`, because isinstance() would evaluate the `__class__` of proxies and lazy modules. The
+    # garbage collector finds the instances of a class faster than a loop over all objects.
     kinds = with_subclasses(torch.optim.Optimizer)
     return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
 
@@ -161,7 +161,7 @@ def newcomers(
             return
         target = reference()
         if target is None or not target.holders([optimizer]):
-            of_others[optimizer] = count  # checked again once its number of groups differs
+            of_others[optimizer] = count  # checked again once its number of groups changes
             return
         members.add(optimizer)
         welcome(optimizer)

@@ -22,7 +22,7 @@ from speedkit_jupyter.catalog.model_changes.tensors import (
 from speedkit_jupyter.support.wrappers import each_once, layers
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD, module_table, parameter_table
 
-# glibc returns the memory of tensors of this size and more to the system when they are freed.
+# When tensors of this size or more are freed, glibc returns their memory to the system.
 LARGE_BYTES = 32 << 20
 Compiled = Literal["no", "in place", "wrapper", "script"]
 OwnCheckpointing = Literal["none", "off", "on"]  # gradient checkpointing of a Hugging Face model
@@ -30,7 +30,7 @@ Group = list[torch.nn.Module]
 
 
 def is_convolution(module: torch.nn.Module) -> bool:
-    """Return whether this is a 2-D or 3-D convolution (or transposed) with a known weight shape."""
+    """Return whether this is a 2-D or 3-D (transposed) convolution with a weight of known shape."""
     convolution: Any = torch.nn.Conv2d.__base__
     weight = parameter_table(module).get("weight") if isinstance(module, convolution) else None
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
@@ -56,7 +56,7 @@ def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool
 
 
 def attribute(module: torch.nn.Module, name: str) -> Any:
-    """Return a plain or class attribute, None if missing: faster than a module's `getattr`."""
+    """Return an instance or class attribute, or None; faster than `getattr` on a module."""
     return vars(module).get(name, getattr(type(module), name, None))
 
 
@@ -86,7 +86,7 @@ def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
 
 
 def _has_equals(group: Group) -> bool:
-    """Return whether two modules with submodules (no lists) have equal tensor names and shapes."""
+    """Return whether two modules have equal tensor names and shapes; False for lists and leaves."""
     is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
     if is_list or not any(True for _ in group[0].children()):
         return False

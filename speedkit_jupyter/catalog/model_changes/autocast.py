@@ -27,12 +27,12 @@ from speedkit_jupyter.torchglue.storage import marks
 # Frozen weights of at least this many elements are cast once. Speed-up for inputs of 16 rows: 1.16×
 # with 1,024 × 1,024 elements, 1.0× with 512 × 512 (AMD EPYC, 2 cores).
 CAST_ONCE = 1 << 19
-# A token per plan that lowers precision; module state, as all share one patch of `Cache`.
+# A token per plan that lowers precision. Module state, because plans share one patch of `Cache`.
 _PLANS: list[object] = []
 
 
 class CastOnce(Call):
-    """A call of a frozen linear layer under autocast on the CPU, which keeps the cast weight.
+    """A call of a frozen linear layer under CPU autocast; the cast weight is kept for later calls.
 
     The results have the same bits, because autocast computes with the same rounded weight. The
     weight is cast again after each change that `marks` sees.

@@ -1,4 +1,4 @@
-"""Compiled calls of modules, and the fall-back to uncompiled calls if compiling fails."""
+"""Compiled calls of modules, and the fallback to uncompiled calls if compiling fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from speedkit_jupyter.torchglue.inductor import forget_builds
 from speedkit_jupyter.torchglue.modules import plain_call
 from speedkit_jupyter.torchglue.private import current_node, is_transforming, tree_leaves
 
-# Limit of graphs per module. torch's limit is per function, and all modules share one function.
+# Limit on graphs per module. torch's limit is per function, and all modules share one function.
 GRAPHS, NUMBERS = 8, itertools.count()
 # Name of the autograd node of a gradient that compiled code computed and can't differentiate.
 SECOND = "CompiledFunctionBackwardBackward"
@@ -49,7 +49,7 @@ class CompiledCode:
         self._entry = entry  # key in `notes`
         self._name = f"torch.compile by {backend}" if backend else "torch.compile"
         self.failed = self._checked = False
-        self.forwards: set[Any] = set()  # `forward` of all parts' classes
+        self.forwards: set[Any] = set()  # the `forward` functions of the classes of all parts
 
     def run(self, call: Call, args: Any, kwargs: Any) -> Any:
         """Return a forward pass's result; uncompiled if the compiler fails, unless `required`."""
@@ -104,7 +104,7 @@ class CompiledCode:
             self._background.end()
 
     def _check(self, result: Any, graphs: int | None) -> None:
-        """Set `forwards`; note if nothing compiled. Raises RuntimeError for double backward."""
+        """Set `forwards`; note if nothing was compiled. Raises RuntimeError for double backward."""
         if any(node.name() == SECOND for node in graph_of(tree_leaves(result))):
             raise RuntimeError("compiled code has no double backward, and the model needs it")
         parts = (part for module in self.modules for part in module.modules())

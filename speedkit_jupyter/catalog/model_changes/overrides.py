@@ -24,7 +24,7 @@ class Property(ABC):
     """A property of one kind of object: a weight's strides, a tensor's device, and so on.
 
     Overrides must not keep objects alive, so an `original` must not refer to its object.
-    `optimizers` have state that follows the object.
+    The `optimizers` passed to methods have state that follows the object.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class PropertyOverride:
         owner.put(thing, override, self._optimizers)
 
     def renew(self, thing: Any, optimizers: Optimizers = ()) -> None:
-        """Apply the active override again after a state was loaded or an optimizer created."""
+        """Apply the active override again after a state was loaded or an optimizer was created."""
         layers, owner = self._property.every().get(thing), self._property
         if layers is not None and self in layers.overrides:
             if not owner.holds(thing, layers.top):
@@ -267,7 +267,7 @@ def _merge_own(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
     type(module).merge(module, *args, **kwargs)  # type: ignore[attr-defined]
 
 
-# For a module of peft whose adapter is merged into a layer with replaced parameters.
+# The override for a module of peft that can merge its adapter into replaced parameters.
 MERGE: Slots = {("", "merge"): StandIn(_merge_own, "adapters")}
 
 

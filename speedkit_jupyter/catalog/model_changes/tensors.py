@@ -49,7 +49,7 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
 class WeightStrides(Property):
     """The strides of a module's weight, and of the weight's gradient and optimizer state.
 
-    Keyed by module, because weights may be replaced and `swap_tensors` refuses weak references.
+    The key is the module: weights may be replaced, and `swap_tensors` refuses weak references.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> WeightLayout:
@@ -127,7 +127,7 @@ def companions(
 
 
 def _followers(weight: torch.Tensor, optimizers: Optimizers) -> Sequence[tuple[str, torch.Tensor]]:
-    """Return the companions of the weight's shape, which need the weight's strides.
+    """Return the companions with the weight's shape, which need the weight's strides.
 
     Fused optimizers index all these tensors alike: another layout would mix up elements.
     """
@@ -252,7 +252,7 @@ def _put_back(holder: Any, values: Values) -> None:
 
 
 def _key(group: Mapping[str, Any]) -> int:
-    """Return a group's key: the id of its first parameter, which outlives `load_state_dict`."""
+    """Return a group's key: its first parameter's id, which `load_state_dict` keeps; 0 if empty."""
     return id(group["params"][0]) if group["params"] else 0
 
 

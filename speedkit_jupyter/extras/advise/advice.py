@@ -21,8 +21,8 @@ from speedkit_jupyter.support.units import ratio, seconds, share
 EXACT = "none: the results are the same"
 # The largest share of a step that a remedy is expected to remove: some Python always remains.
 MOST_REMOVED = 0.995
-# Opportunities whose `high` gain is below this are left out, except for the rules in ALWAYS:
-# comparisons of a few seconds can't prove such gains.
+# Comparisons of a few seconds can't prove smaller gains, so opportunities with a smaller `high` are
+# left out, unless their rule is in ALWAYS.
 LEAST_GAIN = 1.05
 HOW = (
     "Expected is a range, not a promise. It is computed from the share of the step that the remedy "
@@ -86,7 +86,7 @@ class Subject:
         return [one for one in self.parameters if one.requires_grad and id(one) not in held]
 
 
-# A function of the Subject; its context manager applies the remedy in a block.
+# A function that returns a context manager, which applies the remedy to the Subject in a block.
 Remedy = Callable[[Subject], AbstractContextManager[Any]]
 
 
@@ -122,7 +122,7 @@ class Advice(Shown):
         opportunities: The changes that may help, the largest expected gain first.
         skipped: The error of each rule that failed, by rule.
         subject: The step's name.
-        proven: A sentence about the plan in force or the result of tuning; empty without both.
+        proven: A sentence about the plan in force or the result of tuning; empty without either.
     """
 
     REPORT = f"{__name__}:advice_report"
@@ -148,7 +148,7 @@ class Advice(Shown):
 
 
 def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportunity]:
-    """Return opportunities by gain, without small gains unless the rule is in `always`.
+    """Return opportunities, the largest gain first; small gains only from rules in `always`.
 
     An opportunity is also left out if earlier opportunities (left out or not) cover all its lines.
     """

@@ -79,7 +79,7 @@ class Advisor:
         )
 
     def _proven(self) -> str:
-        """Return a sentence about the plan in force or the result of tuning; empty without both."""
+        """Return a sentence on the plan in force or the result of tuning; empty without either."""
         step = self._profiler.step
         if not step.models:
             return ""
@@ -146,7 +146,7 @@ def advise(
 ) -> Advice:
     """Return opportunities to make `step()` faster, and undo the changes that the calls made.
 
-    The step is profiled as by `profile`, one more call is observed, and each rule is checked.
+    The step is profiled as by `profile`, one more call is observed, and each rule is applied.
 
     Args:
         step: a function without arguments, or a function of a batch of the `loader`, which is then

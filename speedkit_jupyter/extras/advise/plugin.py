@@ -1,4 +1,4 @@
-"""%speedkit advise: its options, and `--try`."""
+"""The magic `%speedkit advise`, and its option `--try`, which measures an opportunity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The input of rules: an observed call of the step, measured times, and the objects."""
+"""The input of the rules: an observed call of the step, its measured times and its objects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OF_LINES: frozenset[Part] = frozenset(["rest", "data", "synchronizations", "host
 
 @dataclass
 class ObservedModelCall:
-    """A call of an outermost module, after `step` optimizer steps."""
+    """An outermost module call, after `step` optimizer steps."""
 
     module: torch.nn.Module
     args: tuple[Any, ...]
@@ -53,7 +53,7 @@ class ObservedModelCall:
         return tensors_in((self.args, self.kwargs))
 
     def with_rows(self, times: int) -> ObservedModelCall:
-        """Return a call with `times` times the rows; a tensor below 2-D makes the call one row."""
+        """Return a call with `times` times the rows; inputs are one row if any is below 2-D."""
         is_row = any(one.dim() < 2 for one in self.inputs)
 
         def grown(leaf: Any) -> Any:
@@ -68,7 +68,7 @@ class ObservedModelCall:
 
 @dataclass
 class LoaderTimes:
-    """Seconds of waiting for a DataLoader: `next_s` by batch, `waited_s` with starts of loops."""
+    """Seconds of waiting for a loader: `next_s` per batch, `waited_s` in all, with loop starts."""
 
     loader: DataLoader[Any]
     loops: int = 0
@@ -80,8 +80,8 @@ class LoaderTimes:
 class ObservedCall:
     """Observations of one call of the step, including optimizers and loaders that it creates.
 
-    `calls` are calls of outermost modules. `held` has the ids of parameters in optimizers that
-    stepped, `got_gradients` of parameters whose gradients were written. `draws` are by loader id.
+    `calls` are the outermost module calls. `held` has ids of parameters in optimizers that stepped,
+    `got_gradients` of parameters whose gradients were written. `draws` has times by loader id.
     """
 
     calls: list[ObservedModelCall] = field(default_factory=list)
@@ -151,7 +151,7 @@ def observed(
 
     def gradients() -> dict[int, tuple[int, int] | None]:
         """Return each gradient's id and version by parameter id; None for a missing gradient."""
-        # A step may, by mistake, replace a parameter by an operation's result, which is no leaf.
+        # A step may, by mistake, replace a parameter with a computed tensor, which is not a leaf.
         given = ((id(one), one.grad) for one in parameters if one.is_leaf)
         return {one: None if grad is None else (id(grad), version(grad)) for one, grad in given}
 
@@ -194,7 +194,7 @@ def _executed(call: Callable[[], object]) -> Counter[CodeType]:
 
 @dataclass(frozen=True)
 class FunctionCode:
-    """The syntax tree of a function, or of a cell without its functions, and its call count."""
+    """The tree and call count of a function or cell; `nodes` skips inner functions and classes."""
 
     code: CodeType
     tree: ast.AST
@@ -239,7 +239,7 @@ def code_of(ran: Mapping[CodeType, int]) -> list[FunctionCode]:
 
 
 def is_called(node: ast.AST, *names: str) -> bool:
-    """Return whether a node calls one of these names, or a dotted name with such an ending."""
+    """Return whether a node calls one of these names, or a dotted name that ends with one."""
     if not isinstance(node, ast.Call):
         return False
     called = dotted(node.func)
@@ -247,7 +247,7 @@ def is_called(node: ast.AST, *names: str) -> bool:
 
 
 def dotted(node: ast.AST) -> str:
-    """Return a dotted name such as `torch.nn.functional.softmax`; `?` replaces expressions."""
+    """Return a dotted name like `torch.nn.functional.softmax`; `?` replaces other expressions."""
     if isinstance(node, ast.Name):
         return node.id
     return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"
@@ -257,8 +257,8 @@ def dotted(node: ast.AST) -> str:
 class Situation:
     """The objects and measurements that a rule examines.
 
-    `cores` are usable CPU cores, `names` expressions by id of modules and loaders. `settle` puts
-    the step's state back. `ratio` takes about `trial_s` seconds. Earlier rules filled `found`.
+    `cores` counts usable CPU cores; `names` has expressions by id of modules and loaders. `settle`
+    puts the step's state back. `ratio` takes about `trial_s` seconds. Earlier rules filled `found`.
     """
 
     profile: Profile
@@ -274,7 +274,7 @@ class Situation:
     def __post_init__(self) -> None:
         self.step_s, self.steps = self.profile.step_s, self.profile.steps
         self.on_cpu = self.device.type == "cpu"
-        # Only modules with parameters: no losses or activations.
+        # Only modules with parameters: no loss functions or activations.
         self.calls = [one for one in self.observed.calls if [*one.module.parameters()]]
         self.held = self.subject.held | self.observed.held  # also by optimizers made in the step
 
@@ -303,9 +303,9 @@ class Situation:
         return self.names.get(id(value)) or otherwise
 
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float:
-        """Return the time of the first call ÷ the time of the second, both without gradients.
+        """Return the first call's time ÷ the second's, under no_grad; 0 if the first pair fails.
 
-        Medians of up to five pairs in `trial_s`, after a first pair; 0 if it fails. Calls `settle`.
+        Times are medians of up to five further pairs in `trial_s`, or the first. Calls `settle`.
         """
         pairs, begun_s = list[list[float]](), clock.now()
         with suppress(Exception), torch.no_grad():  # the model may refuse other numbers of rows

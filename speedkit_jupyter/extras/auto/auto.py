@@ -26,7 +26,7 @@ from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.interrupts import uninterrupted
 
-# Default limit for the cost of races, as a share of the run.
+# Default limit on the cost of races, as a share of the run.
 OVERHEAD = 0.02
 # The `Auto` objects of all threads; module state, because torch's hooks are process-wide.
 RUNNING: list[Auto] = []
@@ -109,7 +109,7 @@ class Auto:
         if evaluation not in ("plan", "exact"):
             raise ArgumentError(f'evaluation is "plan" or "exact", not {evaluation!r:.40}')
         self.loops: list[RacedLoop] = []
-        self._over: list[RacedLoop] = []  # ended, as a later loop of this cell has the model
+        self._over: list[RacedLoop] = []  # ended, because a later loop of this cell has the model
         self.latest: RacedLoop | None = None
         self.refused: dict[str, None] = {}
         self._remaining = Remaining()
@@ -121,7 +121,7 @@ class Auto:
         self._ignored: set[int] = set()
         self.is_paused, self.busy = True, ""
         self._load = clock.Interruptions()
-        # Races are only on loops of this model, and of this optimizer; None means all.
+        # Only loops of this model and this optimizer race; None means all.
         self.only: tuple[torch.nn.Module | None, torch.optim.Optimizer | None] = None, None
 
     def begin(self) -> None:
@@ -192,7 +192,7 @@ class Auto:
         loop = next((one for one in self.loops if optimizer in one.plans.optimizers), None)
         if loop is None:
             for over in [one for one in self.loops if one.trains and not len(one.plans.optimizers)]:
-                self._end(over)  # the optimizer was deleted: a cell ran again
+                self._end(over)  # the optimizer was deleted, as when a cell runs again
             plans = (one.plans for one in self.loops if not one.plans.is_applied)
             if not is_measuring() or any(one.in_force != BASELINE for one in plans):
                 self._discovered(optimizer)
@@ -202,7 +202,7 @@ class Auto:
         self.changed(loop)
 
     def _safely(self, loop: RacedLoop, do: Callable[[], None]) -> None:
-        """Call `do`; after an error of SpeedKit drop the loop, which goes on without a plan."""
+        """Call `do`; after an error, stop racing on the loop, which goes on without a plan."""
         try:
             do()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Check the numbers of a plan: repeat a step's model calls under the plan, on the user's batch.
+"""Check the results of a plan: repeat a step's model calls under the plan, on the user's batch.
 
 The user's own step provides the results of the calls, and the gradients of these results. So the
 check needs no loss function, and repeats only the calls and their backward passes.
@@ -90,7 +90,7 @@ class Examiner:
             return below(*args, **kwargs)
         versions, random = _versions((args, kwargs)), ProcessSettings(generators())
         result = below(*args, **kwargs)
-        if not self.is_recording:  # a backward pass inside of the call has ended it
+        if not self.is_recording:  # a backward pass inside the call ended the recording
             return result
         drawn = ProcessSettings(generators()) if random.changed() else None
         floats = [one for one in tensors_in(result) if one.is_floating_point()]
@@ -117,12 +117,12 @@ class Examiner:
         return "" if is_right or not rounding else None
 
     def reject(self, name: str, why: str) -> str:
-        """Note an objection to all plans with a plan's rounding, or "" for none; return `why`."""
+        """Note and return `why`, an objection to all plans with the plan's rounding ("": none)."""
         self._outcomes[self._plans.rounding(name)] = why
         return why
 
     def examine(self, step_s: float) -> str | None:
-        """Compare the recorded step with its repetition under the plan; return an `objection`."""
+        """Repeat the recorded step under the plan and compare; the result is as in `objection`."""
         name, compiles = self.name, self._plans.is_compiled(self.name)
         # The first call of a compiled plan loads the code.
         most_s = math.inf if compiles else TOO_SLOW * step_s + TOO_SLOW_S
@@ -146,7 +146,7 @@ class Examiner:
     def repeating(self) -> Iterator[None]:
         """End the recording; time its repetition in the block, and restore modules and generators.
 
-        Raises ValueError if the step can't be repeated. Signals wait for the end of the block.
+        Raises ValueError if a step can't be repeated. Signals wait for a repeated call or the end.
         """
         with interrupts.held_back():
             begun_s, self.is_repeating = clock.now(), True
@@ -167,7 +167,7 @@ class Examiner:
                 self.is_repeating, self.seconds = False, clock.now() - begun_s
 
     def not_examined(self, why: str) -> str | None:
-        """Note a step that can't be repeated; from MOST_EXAMINATIONS on return an objection."""
+        """Count an unrepeatable step; return an objection from MOST_EXAMINATIONS on, else None."""
         self.end()
         self._failures[self.name] += 1
         is_over = self.name and self._failures[self.name] >= MOST_EXAMINATIONS
@@ -185,7 +185,7 @@ class Examiner:
         if kept := keeps_lowered(self._plans.live_models):
             return f"the model keeps {kept}, a result that the plan lowers"
         if not self._differences(found, known, precision):
-            return ""  # else: gradients may bypass the calls, as from a penalty on parameters
+            return ""  # else: gradients may bypass the calls, as with a penalty on parameters
         return self._differences(found, self.repeat(compiles=False), precision)
 
     def repeat(self, compiles: bool, most_s: float = math.inf) -> Outcome:
@@ -257,7 +257,7 @@ def _add(table: dict[int, torch.Tensor], key: int, gradient: torch.Tensor) -> No
 
 
 def _apart(value: Any) -> Any:
-    """Return a tensor detached from its graph, which backward() has freed; return others as is."""
+    """Return a tensor detached from its graph, which backward() freed; any other value as it is."""
     is_tensor = isinstance(value, torch.Tensor) and value.requires_grad
     return value.detach().requires_grad_() if is_tensor else value
 

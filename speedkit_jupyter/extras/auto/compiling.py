@@ -28,7 +28,7 @@ GAIN, COMPILE_AFTER_STEPS = 0.1, 50
 class BackgroundCompile:
     """The background compilation of a loop's best plan, which happens once.
 
-    `name` is the compiled plan once a step was recorded for tracing, and `is_running` tells that
+    `name` is the compiled plan once a step was recorded for tracing, and `is_running` is true while
     another process compiles it. `loading_s` are the expected seconds to load the finished code.
     """
 
@@ -42,10 +42,10 @@ class BackgroundCompile:
         self._cost_s = TRACING_S + (SLOWED + LOADING) * compiling_s
 
     def is_due(self, race: Race, steps: int) -> bool:
-        """Return whether to trace the next step, after `steps` of a cell; if so, pause the race.
+        """Return whether to trace the step after `steps` steps of a cell; if so, pause the race.
 
-        An earlier run's compiled winner is due at once, the leader of a settled race after
-        COMPILE_AFTER_STEPS, each only if the gain in the remaining time pays for compiling.
+        An earlier run's compiled winner is due at once, a settled race's leader once the race
+        affords it, after COMPILE_AFTER_STEPS. Gains in the remaining time must pay for compiling.
         """
         plans = self._plans
         if self.name or not plans.can_compile:
@@ -68,12 +68,12 @@ class BackgroundCompile:
         return next(filter(self._plans.is_compiled, self._plans.learned), "")
 
     def choose(self, leader: str, draws: bool) -> None:
-        """Set `name`: the plan to compile, for calls that draw random numbers if `draws`."""
+        """Set `name` to the plan to compile, whose calls draw random numbers if `draws`."""
         self.name = self._plans.compiled(self._learned or leader, draws)
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Trace the calls of the block; start to compile."""
+        """Trace the calls in the block, then start the compiling processes."""
         codes: list[CompiledCode] = []
         with self._plans.acting(self.name), ExitStack() as stack:
             for context in self._plans.contexts_of(self.name):

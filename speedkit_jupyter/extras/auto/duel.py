@@ -16,11 +16,11 @@ from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import ERROR, Ratio, paired_ratio
 
 # A block begins with LEAD steps that are not compared, because the first step after a change of the
-# plan takes 5 to 15 % longer. LEAST_STEPS to MOST_STEPS timed steps follow: within these limits for
-# BLOCK_S seconds and SWITCHES times a change's seconds, so that neither clock nor change decides.
+# plan takes 5 to 15 % longer. LEAST_STEPS to MOST_STEPS timed steps follow, if possible for BLOCK_S
+# seconds and for SWITCHES times the length of a change, so that neither clock nor change decides.
 LEAD, LEAST_STEPS, MOST_STEPS, SWITCHES = 1, 2, 200, 4.0
 # Rounds after which a duel is tested. By Bonferroni's correction all tests of a race together claim
-# a gain that is not there with the probability ERROR at most.
+# a gain that is not there with a probability of ERROR at most.
 LOOKS = (5, 10, 15, 22, 33)
 # A gain below WORTH is not worth a change. A plan that was slower in every round that no other
 # program delayed is dropped after SLOWER_ROUNDS such rounds, without an interval; after one round
@@ -31,7 +31,7 @@ WORTH, SLOWER_ROUNDS = 1.02, 3
 # longer than the leader's slowest count. One step ends the block if it takes TOO_LONG_S seconds
 # more, and more than the race may cost so far. The leader's block in the round confirms the result.
 HOPELESS, HOPELESS_AT_ONCE, TOO_LONG_S = 1.4, 4.0, 1.0
-# A rival is likely faster if it was LIKELY times as fast in every round, at least LIKELY_ROUNDS.
+# A rival is likely faster if it was LIKELY times as fast in every round of at least LIKELY_ROUNDS.
 # Steps between rounds then use its plan, and further blocks have one timed step.
 LIKELY, LIKELY_ROUNDS = 1.2, 2
 
@@ -61,7 +61,7 @@ class Block:
         self.slower.append(seconds / usual_s * is_slowest)
 
     def seems_slow(self, is_first: bool, most_s: float) -> bool:
-        """Return whether the plan is far slower, or a step took TOO_LONG_S and `most_s` more."""
+        """Return whether steps are far slower, or one is TOO_LONG_S and also `most_s` longer."""
         timed = self.slower[LEAD:]
         if is_first and timed and min(self.slower) > HOPELESS_AT_ONCE:
             return True
@@ -95,7 +95,7 @@ class Duel:
 
     `pairs` are the relative times of the blocks, the leader's first, and `calm` the pairs of rounds
     that no other program delayed. `lost_s` are the seconds that the duel has cost. `were_delayed`
-    is true if other programs delayed the deciding rounds; before a decision, the last round.
+    is true if other programs delayed a last, hopeless round, or most rounds of a noisy duel.
     """
 
     leader: str
@@ -107,7 +107,7 @@ class Duel:
     were_delayed: bool = False
 
     def steps(self, step_s: float, switch_s: float) -> int:
-        """Return the steps of a block with its lead-in, from the seconds of a step and a switch."""
+        """Return a block's number of steps, with lead-in, for a step's and a change's seconds."""
         steps = max(BLOCK_S, SWITCHES * switch_s) / max(step_s, 1e-6)
         timed = math.ceil(min(max(steps, LEAST_STEPS), MOST_STEPS))
         return LEAD + (1 if self.is_likely else timed)
@@ -143,7 +143,7 @@ class Duel:
 
     @property
     def ratios(self) -> list[float]:
-        """Return the leader's times ÷ the rival's by round, of calm rounds if LOOKS[0] are calm."""
+        """Return the leader's time ÷ the rival's by round; of calm rounds if LOOKS[0] are calm."""
         pairs = self.calm if len(self.calm) >= LOOKS[0] else self.pairs
         return [leader / rival for leader, rival in pairs]
 

@@ -26,8 +26,8 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import interrupts
 
-# Optimizations that never race: they move the model, record the tensors of one call, change the
-# whole process, or only save memory. A compiled plan races once another process has compiled it.
+# Optimizations that never race: they move or distribute the model, record a call's tensors, change
+# the whole process, or only save memory. A compiled plan races once another process compiled it.
 LEFT = ("device", "cuda_graphs", "distributed", "threads", "activation_checkpointing")
 COMPILE = "compile"
 # Optimizations outside of a model's calls, and optimizations that change the calls' rounding.
@@ -78,7 +78,7 @@ class LoopPlans:
     def compiled(self, name: str, draws: bool) -> str:
         """Add the plan `name` with torch.compile to `candidates`; return the new plan's name.
 
-        If the model `draws` random numbers, compiled code draws the same as uncompiled code.
+        If the model `draws` random numbers, compiled code draws the numbers of uncompiled code.
         """
         plan = self.candidates.get(name, Candidate({}))
         same = {"enabled": True, "draws": "same_random"}
@@ -131,10 +131,10 @@ class LoopPlans:
 
     @interrupts.uninterrupted()
     def force(self, name: str, proof: Ratio | None = None) -> str:
-        """Replace the plan in force, unless it is applied; return "", or why there is none now.
+        """Replace the plan in force with the plan `name`; return "", or why that failed.
 
-        With a proof the plan is applied as by `apply_speedups`, unless the user applied a plan. If
-        a model was deleted, no plan acts.
+        With a proof the plan is applied as by `apply_speedups`, unless the user applied a plan.
+        No plan is in force after a failure, or if a model was deleted.
         """
         models = self.live_models
         is_forced = proof is None or any(applied_to(model) is not None for model in models)

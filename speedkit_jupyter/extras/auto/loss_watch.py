@@ -17,18 +17,18 @@ from speedkit_jupyter.support import units
 
 # A plan is dropped if a loss is not finite, unlike plain losses, or if IN_A_ROW losses exceed the
 # maximum of the last PLAIN plain losses by ABOVE times their range plus RELATIVE times the maximum.
-# A run that begins with a stored plan has hardly a plain step: the plan's first PLAIN losses count.
-# Less than CONVERGED of the first loss is noise: converged models spike by themselves (a CNN under
-# AdamW without a plan: a median of 3e-5 and a maximum of 0.66 in 400 steps).
+# A run that begins with a stored plan has few plain steps, if any: the plan's first PLAIN losses
+# serve instead. Losses below CONVERGED times the first are noise: converged models spike by
+# themselves (a CNN under AdamW without a plan: a median of 3e-5, a maximum of 0.66 in 400 steps).
 PLAIN, ABOVE, RELATIVE, IN_A_ROW, CONVERGED = 20, 3.0, 0.1, 3, 0.05
 # Gradient norms also grow in a healthy run. A plan is dropped if IN_A_ROW norms exceed EXPLODED
 # times the maximum of plain steps. Norm and memory are read after at least EVERY steps of a plan,
 # and at least APART_S seconds apart: reading takes 0.1 to 2 ms for a small model.
 EXPLODED, EVERY, APART_S = 10.0, 5, 0.2
-# Memory leaks if it grows by LEAST_GROWN bytes in each of GROWTHS readings of a plan in a row, and
-# in the last plain readings by up to half as much. Caches fill faster and then stop.
+# A plan leaks memory if GROWTHS readings in a row each grow by at least LEAST_GROWN bytes, and the
+# last plain readings by at most half as much on average. Caches fill faster and then stop.
 GROWTHS, LEAST_GROWN = 20, 2**18
-# The winner races again, once, if the median of RECENT_STEPS steps is SLOWER times the race's.
+# The winner races again, once, if the median of RECENT_STEPS steps is over SLOWER times the race's.
 SLOWER, RECENT_STEPS = 1.25, 50
 
 
@@ -82,7 +82,7 @@ class Memory:
         """Note the bytes in use after a step; return why its plan must be dropped, or ""."""
         grown, is_first = used - self._last, plan != self._plan
         self._plan, self._last = plan, used
-        if is_first:  # growth by the change of the plan
+        if is_first:  # the change of the plan itself takes memory
             self._own.clear()
             return ""
         growths = self._plain if plan == BASELINE else self._own
@@ -108,7 +108,7 @@ class Watch:
     def signals(
         self, plan: str, now_s: float, optimizers: Iterable[Any], device: torch.device
     ) -> tuple[torch.Tensor | None, str]:
-        """Return, if due, the gradient norm and why memory drops the plan; else None and ""."""
+        """Return the gradient norm, and a text on leaked memory or ""; None and "" if not due."""
         self._steps[plan] += 1
         if self._steps[plan] < EVERY or now_s - self._read_s < APART_S:
             return None, ""
@@ -133,7 +133,7 @@ class Watch:
 
 
 def gradient_norm(optimizers: Iterable[torch.optim.Optimizer]) -> torch.Tensor | None:
-    """Return the 2-norm of the parameters' dense gradients, on the way to the CPU, or None."""
+    """Return the 2-norm of dense gradients, copied to the CPU without waiting; None if none."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     found = (one.grad for group in groups for one in group["params"])
     gradients = [one for one in found if one is not None and one.layout is torch.strided]

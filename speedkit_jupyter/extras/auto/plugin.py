@@ -21,7 +21,7 @@ from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.weak import at_unload
 
-# `auto` leaves out cells that begin with these magics, which may measure, or run a cell inside.
+# `auto` leaves out cells that begin with these magics: they may measure, or run an inner cell.
 OURS = ("%%speedbench", "%speedbench", "%speedkit", "%%speedkit")
 NOT_ON = "auto is off: `%speedkit auto` switches it on."
 ON = "auto is on: plans race in the cells that train from now on. `%speedkit auto off` ends it."
@@ -69,7 +69,7 @@ class CellRaces:
         self._live.show(document)
 
     def _before(self, info: Any = None) -> None:
-        """Watch a cell that begins, unless it begins with a magic of OURS."""
+        """Watch the cell that is about to run, unless its text begins with a magic of OURS."""
         if not str(getattr(info, "raw_cell", "")).lstrip().startswith(OURS):
             self._live, self._drawn_s = None, time.monotonic()
             self._lines.clear()
@@ -140,7 +140,7 @@ def auto(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def run_cell(names: Names, session: Session, arguments: Namespace, source: str) -> None:
-    """Run one cell with `auto` on, for this cell alone if it was off."""
+    """Run one cell with `auto` on; if `auto` was off before, switch it off afterwards."""
     shell: Any = get_ipython()
     was_on = bool(_RUNNING)
     if not was_on:
@@ -168,7 +168,7 @@ def _run(shell: Any, source: str) -> None:
     if not hasattr(error, "_render_traceback_"):
         kind, trace, formatter = type(error), error.__traceback__, shell.InteractiveTB
         lines = formatter.structured_traceback(kind, error, trace, tb_offset=1)
-        vars(error)["_render_traceback_"] = lambda: lines  # not the error, which holds the model
+        vars(error)["_render_traceback_"] = lambda: lines  # text only: `error` holds the model
     raise error
 
 

@@ -1,4 +1,4 @@
-"""Choose the plan of the next step: duels in blocks of steps, within a limit of their cost.
+"""Choose the plan of the next step: duels in blocks of steps, within a limit on their cost.
 
 A race gets the seconds of each step and returns the name of a plan; it touches no model.
 """
@@ -18,11 +18,11 @@ from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import Ratio
 
 BASELINE = "baseline"
-# First estimates: the seconds of one change of the plan, and the share by which a plan is slower
-# before its first round.
+# First estimates: the seconds of one change of the plan and, before a plan's first round, the share
+# by which the plan is slower.
 SWITCH_S, UNKNOWN_LOSS = 3e-4, 0.05
-# A race may cost its share of the run so far. In advance it may cost its share of the expected rest
-# (at most AHEAD times the run so far), but at most one step and AHEAD_S seconds. While the race
+# A race may cost the share `overhead` of the run so far. In advance it may cost this share of the
+# expected rest (at most AHEAD times the run so far), up to one step plus AHEAD_S seconds. While it
 # saves for an examination, a later plan's duel may cost the share MEANWHILE of the examination.
 AHEAD, AHEAD_S, MEANWHILE = 4.0, 0.01, 0.25
 # Number of recent steps of a plan and a kind of batch that later steps are compared with.
@@ -32,15 +32,15 @@ KEPT_STEPS = 64
 class Race:
     """A race of plans on the steps of a run.
 
-    Rounds and examinations begin only if the share `overhead` of the run pays (see AHEAD);
+    Rounds and examinations begin only if the share `overhead` of the run pays for them (see AHEAD);
     `remaining` estimates the seconds left from the seconds so far. `objection` returns why a plan
     may not race: an empty string if it may, None before its examination of `examination_s` seconds.
     `load` measures delays as `Interruptions` does. `leader` is the proven plan, at first BASELINE;
     `active` is the plan of the current step, `proof` the baseline's time divided by the leader's.
     `waiting` are the plans without a result, in the order of the race; `again` are plans that race
-    a second time, since the machine was busy. `tried` has the duel of each plan that has raced, or
-    None if an earlier run proved the plan. `lost_s` are the seconds that the race has cost; an
-    earlier run's gain pays for `allowed_s` of them.
+    a second time, because the machine was busy. `tried` has the duel of each plan that has begun to
+    race, or None if an earlier run proved the plan. `lost_s` are the seconds that the race has
+    cost; an earlier run's gain pays for `allowed_s` of them.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Race:
 
     @property
     def active(self) -> str:
-        """Return the plan of the block; between rounds, the leader or a rival that is likely."""
+        """Return the block's plan; between rounds, the leader or a rival that is likely faster."""
         if self._blocks:
             return self._blocks[-1].name
         return self.duel.rival if self.duel is not None and self.duel.is_likely else self.leader
@@ -91,9 +91,9 @@ class Race:
         return len(self.tried), len({*self.tried, *self.waiting})
 
     def step_ended(self, seconds: float | None, kind: Hashable, elapsed_s: float) -> str:
-        """Note a step of the active plan, and return the name of the next step's plan.
+        """Note a step, and return the name of the next step's plan.
 
-        `seconds` are without the time between steps, and None if other work is part of them.
+        `seconds` exclude the time between steps, and are None for other work or another plan.
         `kind` is equal for steps with the same work; `elapsed_s` are the seconds of the run so far.
         """
         self.elapsed_s = elapsed_s
@@ -136,7 +136,7 @@ class Race:
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
         """Count seconds as lost.
 
-        Rounds ignore the excess above `expected_s`, as kernels are built only once.
+        The excess above `expected_s` delays no round, because kernels are built only once.
         """
         self.lost_s += seconds
         self._once_s += max(0.0, seconds - expected_s)
@@ -150,7 +150,7 @@ class Race:
         return ahead_s <= self.overhead * rest_s
 
     def switched(self, seconds: float) -> None:
-        """Charge a change of the plan; update the mean `switch_s`, outliers capped."""
+        """Charge a change of the plan; update `switch_s`, a moving average with capped outliers."""
         self.switch_s = 0.7 * self.switch_s + 0.3 * min(seconds, 2 * self.switch_s)
         self._charge_duel(seconds)
 
@@ -187,14 +187,14 @@ class Race:
             self._begin_block(self._random.choice([duel.rival, duel.leader]))
 
     def _begin_block(self, name: str) -> None:
-        # Not for short steps: reading takes 0.2 ms, and many rounds fit between two delays.
+        # Not for short steps: a reading takes 0.2 ms, and many rounds fit between two delays.
         load = self.load if self.step_s >= BLOCK_S else None
         if load is not None:
             load.begin()
         self._blocks.append(Block(name, load))
 
     def _next_duel(self) -> Duel | None:
-        """Return a likely duel, else the first possible plan's duel; drop refused plans."""
+        """Return a duel of a likely faster rival or the next plan, or None; drop refused plans."""
         if self.duel is not None and self.duel.is_likely:
             return self.duel
         for rival in [*self.waiting]:
@@ -211,7 +211,7 @@ class Race:
     def _affords_round(self, duel: Duel) -> bool:
         """Return whether the race affords a round, or the round costs at most `overhead` of itself.
 
-        Before its first round a rival is expected to be as slow as steps without a plan.
+        A rival without a round is expected to be UNKNOWN_LOSS slower, or as slow as the baseline.
         """
         ahead = self._unexamined(self.waiting[: self.waiting.index(duel.rival)])
         if ahead and not duel.is_likely and duel.lost_s > MEANWHILE * self._examination_s(ahead):
@@ -252,7 +252,7 @@ class Race:
             leader, rival = duel.leader.split("+"), duel.rival.split("+")
             alone = "+".join(part for part in rival if part not in leader)
             if {*leader} < {*rival} and alone in self.waiting and duel.median < WORTH:
-                self.drop(alone, f"{duel.rival} is {result}")  # alone lacks the leader's gain, too
+                self.drop(alone, f"{duel.rival} is {result}")  # `alone` lacks the leader's gain
             self.drop(duel.rival, result)
 
     def _won(self, duel: Duel, ratio: Ratio) -> None:

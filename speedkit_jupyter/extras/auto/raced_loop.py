@@ -101,7 +101,7 @@ class RacedLoop:
 
     @hide_when_interrupted
     def _begin(self, args: Any, kwargs: Any) -> None:
-        """Put this step's plan into force, since hooks can't change plans; start timing."""
+        """Put the step's plan into force (hooks can't change plans), and time or count the step."""
         self._begun_s = clock.now()
         is_between = not self.race.in_round and self.plans.in_force == self.race.active
         is_busy = self._to_record is not None or self._compile.is_running
@@ -113,7 +113,7 @@ class RacedLoop:
         self._watched_s = self._begun_s
         if self._to_record is None:
             self._go_on()
-        else:  # the step runs without a plan, which is repeated afterwards
+        else:  # this step runs without a plan, and is then repeated under one
             self._force(BASELINE)
             self._examiner.begin(self._to_record)
             self._to_record = None
@@ -122,7 +122,7 @@ class RacedLoop:
         self._step = TimedStep(self._kinds.of(args, kwargs), self.plans.device)
 
     def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call; if it fails under a plan, and not without a plan, drop the plan."""
+        """Run a call; if it fails under a plan but not without a plan, drop the plan."""
         __tracebackhide__ = True
         name = self.plans.in_force
         if name == BASELINE:
@@ -142,11 +142,11 @@ class RacedLoop:
         return result
 
     def _evaluate(self, module: Any, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call without gradients; between steps, only under the winner or no plan."""
+        """Run a call without gradients: under the running step's plan, the winner or no plan."""
         __tracebackhide__ = True
         is_winner = self.plans.in_force == self.race.leader and not self.race.in_round
         is_within = self._calls and (module.training or self.plans.scales_gradients)
-        if is_within or (is_winner and not self._exact_evaluation):  # within a step: no change
+        if is_within or (is_winner and not self._exact_evaluation):  # no change of the plan
             self.totals.predictions += not self._calls
             with self.plans.known_shapes_only():
                 return below(*args, **kwargs)
@@ -240,7 +240,7 @@ class RacedLoop:
         self.log.append((clock.now() - self._began_s, name, seconds))
 
     def _drop(self, name: str, why: str) -> None:
-        """Drop a plan for good, and tell the user; a leader is dropped from the store, too."""
+        """Drop a plan for good, and tell the user; for a leader, store that no plan is faster."""
         if name == self.race.leader:
             self.plans.store(name, None)
         self.race.drop(name, why)

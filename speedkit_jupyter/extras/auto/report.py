@@ -109,7 +109,7 @@ def is_short(loop: RacedLoop) -> bool:
 
 
 def live_line(loop: RacedLoop) -> str:
-    """Return `plan 3 of 5 · bf16 1.62× [1.50, 1.75] · lost so far 0.4 %`."""
+    """Return a line such as `plan 3 of 5 · bf16 1.62× [1.50, 1.75] · lost so far 0.4 %`."""
     race, proof = loop.race, loop.race.proof
     number, every = race.number
     words = [f"plan {max(number, 1)} of {every}"] if not race.is_settled else []

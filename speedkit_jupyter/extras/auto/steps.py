@@ -1,4 +1,4 @@
-"""The steps of a loop: their calls, kinds and times, and how long they go on."""
+"""The steps of a loop: their calls, kinds and times, and the estimate of the remaining time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from speedkit_jupyter.torchglue.private import batches_given, is_transforming
 from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Once more than this many different shapes of inputs were seen, inputs of new shapes are grouped by
-# the number of tensors and the number of elements, in steps by a factor of 2 ** 0.25.
+# the number of tensors and the number of elements, rounded to a power of 2 ** 0.25.
 MOST_KINDS = 8
 
 
@@ -48,7 +48,7 @@ class Beat(Call):
         self._passes, module = True, self.module
         entries = vars(module) if module is not None else {}
         is_only = self.inner is None and entries.get(COMPILED_CALL) is self
-        if is_only and not counted:  # the layer costs some 4 µs
+        if is_only and not counted:  # the layer costs some 4 µs a call
             entries[COMPILED_CALL] = None
 
     def take(self) -> int:
@@ -73,8 +73,8 @@ class Beat(Call):
 class Kinds:
     """The kinds of calls: calls of one kind do about the same amount of work.
 
-    A kind is the shapes of the input tensors. With many shapes, as of sentences, it is the number
-    of tensors and, roughly, of their elements.
+    A kind is the shapes of the input tensors. With many shapes, as with sentences, new shapes
+    get a kind by the number of tensors and, roughly, of their elements.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Totals:
 
 
 class HostEvent:
-    """A moment of the CPU, with the methods of a device's event."""
+    """A moment on the CPU's clock, with the methods of a device's event."""
 
     def record(self) -> None:
         self._at_s = clock.now()
@@ -124,7 +124,7 @@ class HostEvent:
 class TimedStep:
     """A step that begins now, and its values, which the device may compute until `ready`.
 
-    `is_usual` tells that its time includes no examination, and `why` why its plan must go.
+    `is_usual` is false if its time includes an examination; `why` is the reason to drop its plan.
     """
 
     def __init__(self, kind: Hashable, device: torch.device) -> None:
@@ -140,7 +140,7 @@ class TimedStep:
 
 
 def event(device: torch.device) -> Any:
-    """Return a new event of the device, so that the loop never waits for it; else a HostEvent."""
+    """Return a new event of the device, so that the loop never waits; on a CPU, a HostEvent."""
     if device.type == "cpu":
         return HostEvent()
     return torch.get_device_module(device).Event(enable_timing=True)

@@ -31,13 +31,13 @@ LIBRARY = {
 }
 # Inductor numbers generated kernels: `triton_mm_12`.
 COUNT = re.compile(r"_\d+$")
-# A kernel within 2 % of the fastest counts as right, because repeated timings differ as much.
+# A kernel within 2 % of the fastest counts as right, because repeated timings differ by as much.
 NEAR = 0.02
 # Largest number of kernels that a prediction leaves to time.
 MOST_KERNELS = 3
 # Assumed time of a kernel without a timing (it may have failed), as a multiple of the fastest time.
 FAILED = 20.0
-# n searches give a confidence of n ÷ (n + 1) at most: fewer searches give 95 % at most.
+# n searches give a confidence of n ÷ (n + 1) at most: fewer searches can't exceed 95 %.
 LEAST_SEARCHES = 20
 # Sizes may be smaller or larger than the recorded sizes by up to this factor.
 BEYOND = 1.5
@@ -112,7 +112,7 @@ def label(choice: Any) -> str:
 
 
 def problem_of(choices: Sequence[Any]) -> Problem | None:
-    """Return the kernels' matrix product; None if shapes are dynamic or no kernel is in LIBRARY."""
+    """Return the kernels' product; None for dynamic shapes, equal labels, no kernel in LIBRARY."""
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
         return None
@@ -127,7 +127,7 @@ def problem_of(choices: Sequence[Any]) -> Problem | None:
         Input(tuple(map(int, sizes)), tuple(map(int, strides)), dtype.removeprefix("torch."))
         for sizes, strides, dtype in sides
     )
-    precision = torch.get_float32_matmul_precision()  # decides on TF32
+    precision = torch.get_float32_matmul_precision()  # decides whether TF32 is used
     shape, device = tuple(map(int, output)), device_of(layout.device)
     return Problem(op, left, inputs, shape, precision, versions(), device)
 
@@ -185,7 +185,7 @@ class Ranking:
         )
 
     def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[tuple[list[str], float]]:
-        """Yield the 1 to MOST_KERNELS best kernels (not all), and the share of agreeing trees."""
+        """Yield the best 1, …, MOST_KERNELS kernels (not all), and the share of agreeing trees."""
         rows = np.array([self._features(problem, label) for label in labels])
         each = np.array([tree.predict(rows) for tree in self._forest.estimators_])
         order, right = each.mean(0).argsort(), each.min(1) + math.log1p(NEAR)
@@ -215,7 +215,7 @@ class Ranking:
 
 
 def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
-    """Return the cross-validated calibration. SpeedKitError for few searches or without sklearn."""
+    """Return a cross-validated calibration. Raises SpeedKitError for few searches or no sklearn."""
     if len(searches) < LEAST_SEARCHES:
         raise SpeedKitError(
             f"{len(searches)} whole searches are recorded, but training needs {LEAST_SEARCHES}: "

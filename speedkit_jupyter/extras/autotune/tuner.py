@@ -69,7 +69,7 @@ def models(name: str | None = None) -> list[Model]:
 
 
 def _read(kind: TypeAdapter[Any], value: Mapping[str, Any]) -> Any:
-    """Return an entry's search or calibration; None if it is damaged or of another version."""
+    """Return an entry's search or calibration; None if damaged or in another format."""
     try:
         return kind.validate_python(value)
     except ValidationError:
@@ -85,7 +85,7 @@ def trained(model: Model) -> ranking.Calibration:
 class Tuner:
     """Record, replay or predict this process's searches; after an error (`problem`) do nothing.
 
-    If `confidence` is None, nothing is predicted. Below `confidence`, `fallback` times all kernels.
+    If `confidence` is None, nothing is predicted. Below it, all kernels are timed if `fallback`.
     """
 
     def __init__(self, confidence: float | None = None, fallback: bool = True) -> None:
@@ -141,7 +141,7 @@ class Tuner:
         return [by_label[name] for name in labels] or choices
 
     def _predicted(self, problem: ranking.Problem, labels: Sequence[str]) -> Sequence[str]:
-        """Return the fewest kernels that reach the confidence, or () to time all; update counts."""
+        """Return the fewest predicted kernels to time, or () to time all; update counts."""
         found, first, confidence = self._ranking(problem), list[str](), 0.0
         least = self.confidence or 0.0
         if found is not None and found[0].knows(problem, labels):

@@ -1,1 +1,1 @@
-"""Switches that act on request only: quantized weights, and recomputed activations."""
+"""Switches that act on request only: quantized linear layers, and recomputed activations."""

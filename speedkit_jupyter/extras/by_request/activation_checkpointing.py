@@ -1,4 +1,4 @@
-"""The switch `activation_checkpointing`: recompute blocks in the backward pass."""
+"""The switch `activation_checkpointing`: recompute activations of blocks in the backward pass."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def _plain_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 class Recomputed(Call):
-    """The calls of one block, whose activations `torch.utils.checkpoint` recomputes.
+    """A layer around a block, whose activations `torch.utils.checkpoint` recomputes.
 
-    Nothing is recomputed without gradients, under forward hooks, or if an argument may change.
+    Nothing is recomputed if gradients are disabled, forward hooks exist, or an argument may change.
     """
 
     recomputes = True
@@ -113,7 +113,7 @@ class Recomputed(Call):
         return result
 
     def _is_passed_an_object(self, leaves: Sequence[Any]) -> bool:
-        """Return whether an argument is an object that may change, such as a cache; add a note."""
+        """Return True, with a note, if an argument is an object that may change, like a cache."""
         for leaf in leaves:
             is_own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
             if is_own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
@@ -126,7 +126,7 @@ class Recomputed(Call):
 def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[..., Any]:
     """Return a function that calls the block; later calls use the first call's small buffers.
 
-    Later calls put the current buffers back. They raise SpeedKitError if weights or modes changed.
+    Then they put the current buffers back. They raise SpeedKitError if weights or modes changed.
     """
     weights, modes, is_first = [*block.parameters()], _modes(block), True
     before = marks(weights)
@@ -152,7 +152,7 @@ def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[...
 
 
 def _modes(block: torch.nn.Module) -> list[Any]:
-    """Return ids and `requires_grad` of weights, and training modes: a recomputation needs them."""
+    """Return weights' ids and `requires_grad`, and training modes: recomputation needs the same."""
     weights = [(id(weight), weight.requires_grad) for weight in block.parameters()]
     return [*weights, *(part.training for part in block.modules())]
 

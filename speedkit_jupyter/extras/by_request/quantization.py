@@ -26,8 +26,8 @@ from speedkit_jupyter.torchglue.modules import MODULES, PARAMETERS, module_table
 from speedkit_jupyter.torchglue.storage import marks
 
 DTYPES = ("float32", "bfloat16", "float16")
-# The oldest accepted torchao: OLDEST for int8 weights and float8; SINCE for int4 and dynamic int8,
-# whose `reduce_range` gives correct products on CPUs whose 8-bit sums overflow.
+# The oldest accepted torchao: OLDEST for `int8: weights` and float8; SINCE for int4 and for dynamic
+# int8, which needs `reduce_range` on CPUs whose 8-bit sums overflow.
 OLDEST, SINCE = (0, 10), (0, 18)
 
 
@@ -39,12 +39,12 @@ class Quantization(Optimization):
     library = "torchao"
     page = "https://docs.pytorch.org/ao/stable/"
     for_training: ClassVar[bool] = False  # True if optimizers may step the weights
-    multiples: ClassVar[tuple[int, int]] = (1, 1)  # required divisors of rows and columns
+    multiples: ClassVar[tuple[int, int]] = (1, 1)  # required divisors of weights' rows and columns
     casts: ClassVar[bool] = False  # True if weights are cast to bfloat16 first
     hint: ClassVar[str] = "no gradients go through these layers"
     since: ClassVar[tuple[int, int]]  # the first compute capability with these `units`
     units: ClassVar[str]
-    early: ClassVar[tuple[Any, ...]] = ()  # values for which torchao's OLDEST is enough
+    early: ClassVar[tuple[Any, ...]] = ()  # values for which version OLDEST of torchao is enough
 
     def __init_subclass__(cls) -> None:
         if word := cls.bare:  # `true`, `on` and `yes` mean the bare word
@@ -85,11 +85,11 @@ class Quantization(Optimization):
         return f"{self.units} need compute capability {dotted(self.since)}; {has}"
 
     def config(self, value: Any, device: torch.device) -> tuple[str, dict[str, Any]]:
-        """Return the name and the arguments of torchao's config."""
+        """Return the name and the keyword arguments of torchao's config class."""
         raise NotImplementedError
 
     def made(self, value: Any, layer: torch.nn.Linear) -> Any:
-        """Return the replacement of a layer: a tensor for its weight, or a module."""
+        """Return a layer's replacement: a parameter for its weight, or a module for the layer."""
         weight = own_weight(layer).detach()
         name, arguments = self.config(value, weight.device)
         alone = torch.nn.Linear(1, 1, bias=False, device="meta")
@@ -104,7 +104,7 @@ class Quantization(Optimization):
         rows, columns = self.multiples
         sizes = f"not (module.out_features % {rows} or module.in_features % {columns})"
         if any(one.__module__.startswith("peft.") for one in facts.classes):
-            sizes += ' and ".lora_" not in name'  # adapters stay
+            sizes += ' and ".lora_" not in name'  # peft's adapters are not quantized
         model = (
             "for name, module in model.named_modules():",
             f"    if type(module) is torch.nn.Linear and {sizes}:",
@@ -116,7 +116,7 @@ class Quantization(Optimization):
         return Snippet(comment, imports, model=model)
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        """Return replacements of the suitable layers; a note tells if there are none."""
+        """Return replacements for suitable layers or weights, by owner; add a note if none fits."""
         layers = self._layers(target)
         made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
         if not made:
@@ -145,7 +145,7 @@ class Quantization(Optimization):
         return [layer for layer in fit if _is_plain(layer, stepped)]
 
     def _made(self, value: Any, target: Target, layer: torch.nn.Linear) -> Any:
-        """Return the earlier replacement if the weights are unchanged, else a new replacement."""
+        """Return the earlier replacement if the weight is unchanged, else a new replacement."""
         weights = [own_weight(layer)]
         before, known = target.memo.quantized.get(layer, (None, None))
         if before == marks(weights):
@@ -189,14 +189,14 @@ def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
 
 
 def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:
-    """Return the user's original weight, also if a plan has replaced it."""
+    """Return the user's original weight, even if a plan has replaced it."""
     original = SWAPPED.original(layer)
     weight: Any = layer.weight if original is MISSING else original[PARAMETERS, "weight"]
     return weight  # type: ignore[no-any-return]
 
 
 def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
-    """Return whether this is a plain Linear: a float weight, not in `stepped`, and no hooks."""
+    """Return whether this is a plain Linear without hooks, with a float weight not in `stepped`."""
     weight = own_weight(layer) if "weight" in parameter_table(layer) else None
     if type(weight) is not torch.nn.Parameter or type(layer) is not torch.nn.Linear:
         return False
@@ -212,7 +212,7 @@ INT8 = {"dynamic": "Int8DynamicActivationInt8WeightConfig", "weights": "Int8Weig
 
 
 class Int8(Quantization):
-    """Use 8-bit integers in inference: `weights` rounds weights, `dynamic` also inputs."""
+    """Use 8-bit integers for inference: `weights` rounds weights; `dynamic` rounds inputs, too."""
 
     name = "int8"
     summary = "linear layers in 8-bit integers, by torchao"
@@ -228,7 +228,7 @@ class Int8(Quantization):
         return "" if needs_none else super().missing_units(value, hardware, facts)
 
     def config(self, value: Any, device: torch.device) -> tuple[str, dict[str, Any]]:
-        """Return the config, with 7 bits where sums of 8-bit products would overflow."""
+        """Return config name and arguments, with 7 bits where sums of 8-bit products overflow."""
         arguments: dict[str, Any] = {"set_inductor_config": False}
         if value == "dynamic" and device.type == "cpu" and overflows():
             arguments["reduce_range"] = True
@@ -242,7 +242,7 @@ def overflows() -> bool:
     return bool((torch_private.int8_product(most, most.t()) != 127 * 127 * 64).any())
 
 
-# Weights per scale in int4; torchao requires rows of whole groups.
+# Weights per scale in int4; torchao requires whole groups in each row.
 GROUP = 128
 
 

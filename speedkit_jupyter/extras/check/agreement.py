@@ -1,4 +1,4 @@
-"""Compare results with a reference: values within rounding's error, form, changed inputs."""
+"""Compare results with a reference: values up to rounding errors, forms, changed inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from speedkit_jupyter.right.judge import TERMS, beyond_limit
 from speedkit_jupyter.right.reference import in_float64, rounded, unit
 
 # Limits for the worst row, column and element, as multiples of the largest errors that rounding
-# explains; the error of a single element varies more than the norm of a row.
+# explains; a single element's error varies more than the norm of a row's errors.
 WORST = {"row": 4.0, "column": 4.0, "element": 8.0}
 # A gradient is compared relative to at least this share of the root mean square of all gradients: a
 # smaller gradient may be a rounded zero, such as a key's gradient in attention to a single key.
@@ -39,7 +39,7 @@ class TensorDifference(NamedTuple):
 
 
 class RoundingLimits:
-    """The limits of each tensor at one size: the largest deviations of the reference from float64.
+    """The limits for each tensor at one size: the reference's largest deviations from float64.
 
     Control runs with rounding count, too. `side` is the reference; `values` are typical results.
     """
@@ -93,8 +93,8 @@ class RoundingLimits:
             words = f"differs in {row.differing:,} of {row.size:,} integers"
         else:
             control, off = Deviation(*(times * one for one in known[:3])), Deviation(*row[:3])
-            # Limits of outputs hold for gradients, too: a function has few places where rounding
-            # decides, unlike a network.
+            # Gradients get the limits for outputs: unlike a network, a function has few thresholds
+            # or maxima that rounding can switch.
             excess, words = beyond_limit(off, row.size, control, "output", self._precision)
             least = 2 * unit(self._precision) * (TERMS if self._precision == "fp32" else 1.0)
             for part, limit in WORST.items():
@@ -136,7 +136,7 @@ def _is_floating(one: torch.Tensor | None) -> bool:
 def _worst_parts(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, typical: float
 ) -> list[float]:
-    """Return the worst row's, column's and element's distance ÷ norm, of at least `typical` RMS."""
+    """Return worst error ÷ norm by row, column and element; a norm's RMS is at least `typical`."""
     if tensor is None or reference is None or not reference.numel():
         return [0.0] * 3
     off, size = (tensor - reference).abs(), reference.abs()
@@ -153,7 +153,7 @@ def _worst_parts(
 
 
 def form_faults(found: CallResult, own: CallResult) -> list[str]:
-    """Return the call's faults, and differences in parts, forms, NaN, memory and written inputs."""
+    """Return the call's faults, and differences from `own` in form, NaN, memory, written inputs."""
     faults = list(found.faults)
     for name in {**own.forms, **found.forms}:
         mine, theirs = found.forms.get(name), own.forms.get(name)

@@ -51,8 +51,8 @@ def check(
     Args:
         candidate: a function or module; or its location as text, such as "kernels.py:softmax".
         reference: the function or module that the candidate replaces, or its location.
-        inputs: a function that returns new tensors for a size, in a sequence or in a dict of
-            keywords; or the function's location.
+        inputs: a function of a size, or of nothing, that returns new tensors: one, a list, a tuple,
+            or a dict of keyword arguments; or the function's location.
         sizes: names of built-in sizes (single, small, odd, realistic: each is batch, heads, length,
             head_dim; default: all), or a dict of your own sizes by name.
         gradients: if False, only the forward pass is compared and timed.
@@ -64,7 +64,7 @@ def check(
     Raises:
         ArgumentError: `candidate`, `reference`, `inputs` or a name in `sizes` is invalid.
         StepError: another argument is invalid, or the reference gives another result each time.
-            Errors of `inputs` and of the reference's first calls at a size are raised unchanged.
+            Errors of `inputs` and of first reference calls are raised, except for lack of memory.
 
     Example::
 
@@ -110,7 +110,7 @@ def _callable(label: str, value: Any) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """For `file.py:name`, run the file and return the object or Module instance; else `value`."""
+    """Return `value`; for `file.py:name`, run the file and return the object or Module instance."""
     if not (isinstance(value, str) and ".py:" in value):
         return value
     path, _, name = value.rpartition(":")
@@ -121,7 +121,7 @@ def _loaded(value: Any) -> Any:
         raise ArgumentError(f"there is no file {path}")
     module = ModuleType(f"_checked_{file.stem}")
     module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # dataclasses look it up there
+    sys.modules[module.__name__] = module  # dataclasses look the module up there
     names = vars(module)
     exec(compile(file.read_bytes(), file, "exec"), names)
     if name not in names:

@@ -1,4 +1,4 @@
-"""Run and time calls of a function, and detect torch functions that it replaces."""
+"""Run and time calls of a function, and detect the torch functions and switches that it changes."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ TORCH = str(Path(torch.__file__).parent)
 
 @dataclass
 class CallResult:
-    """Tensors of a call by name, and the form of each part of its result and gradients."""
+    """Tensors of a call by name, and forms of results, gradients, changed inputs and buffers."""
 
     values: Values
     forms: dict[str, str]
-    aliases: list[str]  # outputs that share memory with an input
+    aliases: list[str]  # outputs that share memory with an input or parameter
     differentiable: list[str]  # outputs that require gradients
     written: list[str]  # inputs, incoming gradients and parameters that the call changed
     faults: list[str] = field(default_factory=list)
 
 
 class Side:
-    """The candidate, which is `watched`, or the reference; `close` restores a module's state."""
+    """The candidate (`watched`) or the reference; `close` undoes patches, restores module state."""
 
     def __init__(
         self, function: Callable[..., Any], gradients: bool, watched: bool = False
@@ -77,7 +77,7 @@ class Side:
         return self._watch.changes() if self._watch else []
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        with torch.no_grad():  # in place, as an optimizer writes, which raises the version
+        with torch.no_grad():  # in place, as an optimizer does; this raises version counters
             for name, tensor in self.state.items():
                 tensor.copy_(values.get(name, self._start[name]))
 
@@ -85,7 +85,7 @@ class Side:
         self, drawn: Sequence[CallInputs], *around: Callable[[], AbstractContextManager[Any]]
     ) -> tuple[float, list[CallResult]]:
         """Return the total seconds of calls on copies of these inputs, and the copied results."""
-        if self._is_watched and not self._watch:  # by now the reference has loaded modules
+        if self._is_watched and not self._watch:  # by now, the reference has imported its modules
             self._watch = PatchWatch()
         given = [one.copied(gradients=self._gradients) for one in drawn]
         self._set(drawn[0].weights)

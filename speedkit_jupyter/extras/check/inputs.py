@@ -1,4 +1,4 @@
-"""Draw a call's inputs and incoming gradients with their layouts, and name parts of results."""
+"""Draw and copy a call's inputs and incoming gradients; name, describe and compare values."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _is_dense(value: Any) -> bool:
 
 
 def numbers(value: Any) -> torch.Tensor | None:
-    """Return a value as a tensor with a dtype that torch can compare; None for other values."""
+    """Return a number or dense tensor as a tensor of a dtype that torch can compare, else None."""
     if type(value) in NUMBERS:
         value = value % 2**63 if type(value) is int else value
         return torch.tensor(value, dtype=NUMBERS[type(value)])
@@ -122,7 +122,7 @@ class CallInputs:
         return found
 
     def copied(self, wide: bool = False, gradients: bool = False) -> CallInputs:
-        """Return copies, in float64 if `wide`; floating-point inputs require gradients if asked."""
+        """Return copies, in float64 if `wide`; float and complex inputs require grad on request."""
 
         def copy(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -160,9 +160,9 @@ class InputSource:
         )
 
     def draw(self, size: Any, outputs: Values | None = None, expanded: bool = False) -> CallInputs:
-        """Seed torch; return new inputs, and random incoming gradients of `outputs`.
+        """Seed torch; return new inputs and weights, and random incoming gradients for `outputs`.
 
-        `expanded` gradients have a stride of 0. Raises ArgumentError if an input is not dense.
+        `expanded` gradients have stride 0. Raises ArgumentError if inputs are invalid or not dense.
         """
         seed_torch(self._random.getrandbits(60))
         value = self._source(size) if self.takes_size else self._source()
@@ -185,7 +185,7 @@ class InputSource:
         return drawn
 
     def repeating(self, size: Any) -> list[str]:
-        """Return the names of inputs that repeat earlier numbers in over REPEATS of the calls."""
+        """Return inputs that repeat in over REPEATS of the calls; `all of them` without tensors."""
         seen = self._seen.get(repr(size)) or {"all of them": [0, 0]}
         return [n for n, found in seen.items() if len(found) - len({*found}) > REPEATS * len(found)]
 

@@ -21,12 +21,12 @@ from speedkit_jupyter.support.units import seconds
 
 # Largest number of calls per size that are compared with float64, each on new inputs.
 COMPARED_CALLS = 3
-# Expected time of a size's comparisons, in reference calls; with less time left, sizes are skipped.
+# Expected time of comparing a size, in reference calls; with less left, later sizes are skipped.
 LIMIT_IN_CALLS = 30
-# Limits of calls and bytes in a block, because each call has its own inputs and results in memory;
-# and of rounds: a ratio from 200 rounds is precise to a few percent.
+# Limits on calls and bytes in a block, because each call has its own inputs and results in memory;
+# and on rounds: a ratio from 200 rounds is precise to a few percent.
 MOST_CALLS, MOST_BLOCK_BYTES, MOST_ROUNDS = 32, 2**28, 200
-# Limits in timed rounds, as a multiple of the limits to float64: the reference has an error, too.
+# Limits in timed rounds, as a multiple of the limits against float64: the reference errs, too.
 TIMED_LIMITS = 2.0
 UNSTEADY = "the reference returns another result each time, from the same inputs and seed"
 MOVED = "the reference no longer gives its first result: the candidate changes an object of both"
@@ -39,7 +39,7 @@ class FirstCall(NamedTuple):
     drawn: CallInputs
     result: CallResult
     outputs: Values  # results that require gradients
-    limits: RoundingLimits  # of all calls of the size
+    limits: RoundingLimits  # for all calls at the size
     call_s: float
 
 
@@ -53,7 +53,7 @@ class RewriteJudge:
         self._source, self._budget = source, Budget(budget_s)
 
     def run(self, sizes: Mapping[str, Any]) -> list[SizeCheck]:
-        """Check sizes up to the first wrong size. Raises errors of the reference's first calls."""
+        """Check sizes until one is wrong; skip any out of memory. Raises errors of `_begin`."""
         found: list[SizeCheck] = []
         for number, (name, size) in enumerate(sizes.items()):
             one = SizeCheck(name, size)
@@ -98,7 +98,7 @@ class RewriteJudge:
             return None
 
     def _begin(self, one: SizeCheck) -> FirstCall | None:
-        """Return the reference's first call, None if incomparable. StepError if repeats differ."""
+        """Return the FirstCall, or None if incomparable. Raises StepError if repeats differ."""
         drawn = self._source.draw(one.size)
         _, (result,) = self._reference.calls([drawn])
         forms = result.forms.items()
@@ -118,7 +118,7 @@ class RewriteJudge:
         return FirstCall(drawn, result, outputs, limits, call_s)
 
     def _compare(self, one: SizeCheck, first: FirstCall, budget: Budget) -> None:
-        """Compare COMPARED_CALLS calls with float64; stop after half of the budget, or a fault."""
+        """Compare COMPARED_CALLS calls with float64; stop at a fault or after half the budget."""
         worst: dict[str, Agreement] = {}
         for number in range(COMPARED_CALLS):
             drawn = self._source.draw(one.size, first.outputs, expanded=number % 2 == 0)

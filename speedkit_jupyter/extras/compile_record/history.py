@@ -17,7 +17,7 @@ SAME_SIZE = (
     "(`bucketed`: each compiles once), or compile all at once with `dynamic=True`: slower code"
 )
 # Patterns of torch's reasons, each with its meaning (filled with the pattern's groups) and the
-# remedy. The first match counts; without a match, torch's own line and hint are shown.
+# remedy. The first match counts; without a match, torch's first line and hint are shown.
 REASONS = (
     (rf"Tensor\.(item|tolist|numpy)\(\)|{READ_A_NUMBER}",
      "`.item()` or the like reads a tensor's value into Python",
@@ -36,13 +36,13 @@ REASONS = (
     (r"^(.+?) == [-\d.e']+", "the Python value {0} changed",
      "pass it as a tensor, as `torch.tensor(value)`"),
 )  # fmt: skip
-# Guards of graphs for another mode or dtype; other failed guards explain a recompile better.
+# Failed guards that only show another mode or dtype; other failures explain a recompile better.
 CHECKED_FIRST = re.compile(r"GLOBAL_STATE|\.training ==|dtype mismatch|requires_grad")
 # Expected recompiles: training and evaluation need a graph each, and so do gradients on and off.
 EXPECTED = re.compile(r"GLOBAL_STATE changed: grad_mode|\.training == |\btraining\b.* mismatch")
-# A line of code in the reason of a recompilation.
+# Matches a line of code in the reason for a recompile.
 USER_LINE = re.compile(r'File "(.+?)", line (\d+), in')
-# torch 2.9 has a comment instead, with the end of the file's name and the line's number.
+# torch 2.9 has a comment instead, with the end of the file name and the line number.
 END_OF_FILE = re.compile(r"# ([^#]+?):(\d+) in ")
 # Number of latest findings to keep. Each function has few, because torch limits its recompiles.
 MOST_FINDINGS = 1000
@@ -59,7 +59,7 @@ class Finding:
 
 
 class CompileRecord:
-    """Collect torch's records into `findings`, oldest first, and counts."""
+    """Collect torch's records as counts, seconds and `findings`, oldest first."""
 
     def __init__(self) -> None:
         self.frames = self.graphs = self.cache_hits = 0
@@ -73,12 +73,12 @@ class CompileRecord:
         self.end: Callable[[], None] = lambda: None  # stops noting callers
 
     def listen(self) -> None:
-        """Note the caller of each compilation from now on; repeat this after torch's reset."""
+        """Note the caller of each compilation from now on; call this again after torch's reset."""
         self.end()
         self.end = dynamo.on_compiling(self._start, lambda _: None)
 
     def news(self) -> list[Finding]:
-        """Collect records; return new findings since the last call, none from measurements."""
+        """Collect records; return new findings since the last call, except from measurements."""
         self.collect()
         news, self._news = list(dict.fromkeys(self._news)), []
         return news
@@ -107,7 +107,7 @@ class CompileRecord:
         words = ("recompile_reason", "fail_reason")
         reason, failure = (str(_of(record, word, "")) for word in words)
         begins = _place(record, "") or self._caller
-        earlier = re.search(r"/(\d+)", str(_of(record, "compile_id", "")))  # earlier graphs' count
+        earlier = re.search(r"/(\d+)", str(_of(record, "compile_id", "")))  # count of older graphs
         if reason and earlier:
             reason = cause(dynamo.guard_failures(reason, int(earlier[1])))
         spot = _place(record, reason) or begins
@@ -143,7 +143,7 @@ def _of(record: Any, name: str, otherwise: Any) -> Any:
 
 
 def _place(record: Any, reason: str) -> Spot | None:
-    """Return the reason's last line of user code, else the function's first line, else None."""
+    """Return the reason's last line of user code, else a user function's first line, else None."""
     lines = [Spot(file, int(number)) for file, number in USER_LINE.findall(reason)]
     begins = Spot(_of(record, "co_filename", ""), _of(record, "co_firstlineno", 0))
     ends = [(begins.file.endswith(end), int(number)) for end, number in END_OF_FILE.findall(reason)]
@@ -161,7 +161,7 @@ def grouped(findings: Sequence[Finding]) -> Iterator[tuple[Finding, int]]:
 
 
 def cause(reasons: Sequence[str]) -> str:
-    """Return the first reason outside CHECKED_FIRST, else the first reason of all."""
+    """Return the first reason that CHECKED_FIRST does not match, else the first reason of all."""
     return next((one for one in reasons if not CHECKED_FIRST.search(one)), reasons[0])
 
 

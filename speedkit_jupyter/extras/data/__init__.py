@@ -1,1 +1,1 @@
-"""Loaders, batch sizes, memory to release, batches in parts, and batches padded to few lengths."""
+"""Loaders, batch sizes, memory to release, batches in parts, batches padded to a few lengths."""

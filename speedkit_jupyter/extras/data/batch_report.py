@@ -82,7 +82,7 @@ class BatchSizes(Shown):
 
     @property
     def is_proven(self) -> bool:
-        """Return whether all sizes below the share KNEE are proven slower than the fastest."""
+        """Return whether sizes below KNEE of the top rate are proven slower; False for one size."""
         best = self.fastest
         if len(self.measured) == 1 or best.interval is None:
             return False

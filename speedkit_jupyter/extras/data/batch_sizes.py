@@ -38,9 +38,9 @@ from speedkit_jupyter.torchglue.private import tree_leaves
 RANGE = (8, 4096)
 # The sweep ends before a size whose four calls would take more than this share of the budget.
 LONGEST_SHARE = 0.2
-# Most rounds: the interval is then a few percent wide.
+# Largest number of rounds; the interval is then a few percent wide.
 ENOUGH_ROUNDS = 25
-# A size may need this share of free memory plus the step's state; the rest is a reserve.
+# A size may need this share of the sum of free memory and the step's state; the rest is reserve.
 USABLE_MEMORY = 0.9
 # Messages of torch's CPU allocator (c10/core/impl/alloc_cpu.cpp), cuDNN and cuBLAS.
 OUT_OF_MEMORY = re.compile(
@@ -65,7 +65,7 @@ def batch_sizes(
 
     Args:
         step: a function of a batch; or a function without arguments that loops over `loader`.
-        batch: a tensor, or a tuple of several arguments. Samples are repeated if there are too few.
+        batch: a tensor or container (a tuple for several arguments); too few samples are repeated.
         loader: a DataLoader, whose first batch is the batch.
         sizes: the smallest and the largest size; each size is twice the last, up to the largest.
         budget_s: seconds for everything (default: 20).
@@ -143,7 +143,7 @@ class BatchSweep:
                 yield from self._rounds(guard.state, budget)
 
     def _first_batch(self) -> list[Any]:
-        """Return the arguments of the step; for a step over a loader, one batch."""
+        """Return the step's arguments; if the step loops over the loader, a list with one batch."""
         given = self._given
         first = next(iter(self._loader), None) if given is None else given
         if first is None:
@@ -246,7 +246,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return free bytes, on an accelerator with torch's unused cache; None if unknown."""
+    """Return a device's free bytes, including torch's unused cache; None if unknown."""
     if device.type == "cpu":
         return int(host_memory().available)
     return devices.named(device.type).free_bytes(device)

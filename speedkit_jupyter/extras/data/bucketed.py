@@ -1,4 +1,4 @@
-"""Batches padded to a few lengths, so that code is compiled once for each length."""
+"""Pad batches to a few lengths, so that code is compiled once for each length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
-# Default padding values of fields that don't get a token's number. Masks get 0, too.
+# Default padding values of fields that don't hold token ids. Masks get 0, too.
 OF_FIELDS = {
     **dict.fromkeys(("labels", "label_ids", "targets"), -100),  # cross-entropy ignores -100
     **dict.fromkeys(("token_type_ids", "position_ids"), 0),  # indices into small tables
@@ -31,17 +31,17 @@ def bucketed(
 
     The samples and their order stay as they are. The batch's length is the second dimension of its
     first 2-D tensor of integers or booleans; tensors with this second dimension are padded.
-    Batches longer than the last length stay unchanged.
+    Batches longer than all lengths stay unchanged.
 
     Args:
         collate_fn: the loader's own function, which pads samples to one length.
         lengths: the lengths of batches; each is compiled once.
-        pad_value: the value for new places, as a tokenizer's `pad_token_id`, or a value by field
-            (others get 0). Unless named here, `labels`, `label_ids` and `targets` get -100, which
-            cross-entropy ignores; masks, `token_type_ids` and `position_ids` get 0.
+        pad_value: the value for new places, such as a tokenizer's `pad_token_id`, or values by
+            field (others get 0). Unless named here, `labels`, `label_ids` and `targets` get -100,
+            which cross-entropy ignores; masks, `token_type_ids` and `position_ids` get 0.
 
     Raises:
-        StepError: a length is not a whole number above 0, or a value is not a whole number.
+        StepError: no length is given, one is not a whole number above 0, or a value is not whole.
 
     Example::
 
@@ -84,14 +84,14 @@ def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_FI
 
 
 def length_of(batch: Any) -> int | None:
-    """Return the columns of the first 2-D tensor of integers or booleans; None without one."""
+    """Return the width of the first 2-D tensor of integers or booleans; None without one."""
     leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
     words = (one for one in leaves if isinstance(one, torch.Tensor) and one.dim() == 2)
     return next((one.shape[1] for one in words if not one.is_floating_point()), None)
 
 
 def keeps_loss(model: torch.nn.Module, batch: Mapping[str, Any], lengths: Sequence[int]) -> bool:
-    """Return whether padding changes the eval `loss` by at most 0.1 %; False without a loss."""
+    """Return whether padding changes `loss` in eval mode by at most 0.1 %; False without a loss."""
     modes = {part: part.training for part in model.modules()}
     try:
         model.eval()

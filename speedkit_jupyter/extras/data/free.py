@@ -30,7 +30,7 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Names that IPython binds to the last outputs.
 LAST = ("_", "__", "___")
-# Attributes of `sys` and of the shell's traceback in which the last error is kept.
+# Attributes of `sys`, and of the shell's traceback formatter, that keep the last error.
 IN_SYS = ("last_traceback", "last_value", "last_exc", "last_type")
 IN_TRACEBACK = ("etype", "evalue", "tb")
 
@@ -53,7 +53,7 @@ def free(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _used_bytes() -> Iterator[tuple[str, int]]:
-    """Yield the bytes of the process, and of tensors on each kind of accelerator in use."""
+    """Yield names and bytes: the process, and tensors on each accelerator kind's current device."""
     yield "this process", psutil.Process().memory_info().rss
     for kind in devices.in_use():
         yield kind.name, kind.allocated_bytes()

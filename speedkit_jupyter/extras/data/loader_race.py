@@ -28,18 +28,18 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import held_back
 from speedkit_jupyter.torchglue.modules import end_workers
 
-# (rounds, factor): after these rounds, a way is dropped if its median exceeds the fastest way's by
-# this factor. Medians of three rounds vary by a third, of eight rounds by a tenth.
+# (rounds, factor): after these rounds, a way is dropped if its median time exceeds `factor` times
+# the fastest way's. Medians of three rounds vary by a third, of eight rounds by a tenth.
 SLOWER_AFTER = ((3, 1.5), (8, 1.15))
-# Fewest and most rounds of a race: fewer give rough intervals; more hardly narrow intervals.
+# Fewest and most rounds of a race: fewer give wide intervals, more give hardly narrower ones.
 LEAST_ROUNDS, MOST_ROUNDS = 8, 100
 # A smaller gain is not worth another loader.
 LEAST_GAIN = 1.02
 # A window takes WINDOW_S seconds, which evens out the workers' deliveries, or less if the budget is
-# too short for 12 rounds of 4 ways. Calls up to WHOLE windows long (or 0.25 s) are timed whole; in
-# longer calls, a window of at least LEAST_BATCHES batches is timed.
+# too short for 12 rounds of 4 ways. Calls up to WHOLE windows long, or up to 0.25 s, are timed as a
+# whole; in longer calls, a window of at least LEAST_BATCHES batches is timed.
 WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
-# Most workers. In long epochs, enough batches precede a window to make all workers busy.
+# Largest worker count. In long epochs, enough batches precede a window to make all workers busy.
 MOST_WORKERS = loader_settings.WORKER_COUNTS[-1]
 NO_LOOP = "the step never goes through this loader: give a function that loops over it"
 END = object()
@@ -139,7 +139,7 @@ class LoaderRace:
         return min(self.racing, key=lambda one: one.batch_s)
 
     def proven(self) -> LoaderWay:
-        """Return the fastest way if proven, by a median of LEAST_GAIN or more; else the user's."""
+        """Return the fastest way if proven, by a median gain of LEAST_GAIN or more; else `own`."""
         ratio = self.ratio(self.fastest)
         is_faster = ratio is not None and ratio.low > 1 and ratio.median >= LEAST_GAIN
         return self.fastest if is_faster else self.own
@@ -158,7 +158,7 @@ class LoaderRace:
 
 
 class WindowClosed(BaseException):
-    """Ends a call after its window; a BaseException, because the step might catch Exception."""
+    """Raised to end a call after its window; a BaseException: the step might catch Exception."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Settings of DataLoaders: which to try, loaders with new settings, and properties of samples."""
+"""Choose DataLoader settings to try, copy loaders with new settings, and examine samples."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any
 
 
 def begun_with(loader: Any, begin: Callable[[], Any]) -> AbstractContextManager[None]:
-    """Let loops over this loader use the iterator from `begin`, in the block."""
+    """Return a context manager in which loops over this loader use the iterator from `begin`."""
     make = lambda original: lambda asked: begin() if asked is loader else original(asked)  # noqa: E731
     return patched(DataLoader, "__iter__", make)
 
@@ -107,7 +107,7 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
 
 def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
-    """Return the line that creates the loader with new settings; `…` are the other arguments."""
+    """Return the line that creates the loader with new settings; `…` stands for other arguments."""
     own, kind = asdict(LoaderSettings.of(loader)), type(loader).__name__
     changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
     given = ["…", *changed]
@@ -118,7 +118,7 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
 
 
 class Samples(NamedTuple):
-    """Samples' properties: random draws, the name of the data set's own generator, the device."""
+    """Properties of samples: random draws, the name of the data set's own generator, the device."""
 
     is_random: bool = False
     own_generator: str = ""
@@ -126,17 +126,17 @@ class Samples(NamedTuple):
 
 
 def look_at(loader: DataLoader[Any]) -> Samples:
-    """Draw samples and return their properties (defaults for iterables); state is not restored."""
+    """Draw samples, return their properties (IterableDataset: defaults); state is not restored."""
     if is_iterable(loader):
         return Samples()
-    # Functions of these modules use a generator that torch seeds in each worker.
+    # In each worker, torch seeds its own generator and the generators of these functions.
     functions: list[Any] = [random.random, np.random.random_sample]
     shared = [torch.default_generator, *(function.__self__ for function in functions)]
     kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
     walk = Walk(_drawn_with(loader))
     own = [one for one in walk.found.values() if isinstance(one, kinds) and one not in shared]
     indices = (one if isinstance(one, list | tuple) else [one] for one in index_sampler(loader))
-    keys = [*islice(chain.from_iterable(indices), MOST_SAMPLES)]  # draws random numbers, too
+    keys = [*islice(chain.from_iterable(indices), MOST_SAMPLES)]  # samplers draw random numbers
     before, begun_s, drawn = [*map(_state, [*shared, *own])], clock.now(), list[Any]()
     draw = user_code_boundary(lambda key: loader.dataset[key])
     for key in keys:
@@ -151,7 +151,7 @@ def look_at(loader: DataLoader[Any]) -> Samples:
 
 
 def _drawn_with(loader: DataLoader[Any]) -> list[Any]:
-    """Return the objects that drawing uses: the data set's methods, attributes, collate_fn."""
+    """Return the objects that drawing uses: the data set's methods and attributes, collate_fn."""
     methods = ("__getitem__", "__getitems__", "__iter__", "__next__", "__len__")
     code = [getattr(type(loader.dataset), name, None) for name in methods]
     return [*filter(None, code), attributes_of(loader.dataset), loader.collate_fn]
@@ -174,7 +174,7 @@ def difference(
     loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], object]
 ) -> str:
     """Return a text if indices or random numbers differ with these settings; empty if equal."""
-    if is_iterable(loader):  # workers of an iterable are unchanged
+    if is_iterable(loader):  # such loaders keep their workers
         return ""
     drawn = []
     for one in (LoaderSettings.of(loader), settings):
@@ -191,7 +191,7 @@ def _batches(loader: DataLoader[Any]) -> list[Any]:
     try:
         for _ in range(2):
             for batch in islice(iter(loader), 64):
-                # A step draws random numbers between batches, too.
+                # A step may draw random numbers between batches.
                 found += [tree_map(plain, batch), torch.rand(()).item()]
                 found += [random.random(), float(np.random.rand())]
     finally:
@@ -202,7 +202,7 @@ def _batches(loader: DataLoader[Any]) -> list[Any]:
 def candidates(
     loader: DataLoader[Any], seen: Samples, cores: int, pin: bool = False
 ) -> tuple[list[LoaderSettings], str]:
-    """Return the settings to try, and the reason for not trying other workers (or empty)."""
+    """Return the settings to try, and the reason for not trying other worker counts, if any."""
     own = LoaderSettings.of(loader)
     found, declined = [own], why_no_workers(loader, seen)
     if not declined:
@@ -215,7 +215,7 @@ def candidates(
 
 
 def why_no_workers(loader: DataLoader[Any], samples: Samples) -> str:
-    """Return the reason for not trying other workers; empty without a reason."""
+    """Return the reason for not trying other worker counts; empty without a reason."""
     if is_iterable(loader):
         return "an iterable data set gives other batches, or another order"
     if samples.device != "cpu":

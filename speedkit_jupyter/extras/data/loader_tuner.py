@@ -48,7 +48,7 @@ class LoaderTuning(Shown):
     epoch: int  # batches per epoch, or per loop that ends early
     name: str
     against: str  # the step's name
-    declined: str  # the reason for not trying other workers
+    declined: str  # the reason for not trying other worker counts
     remarks: list[str]
     source: str  # the line to write
     environment: Mapping[str, str]
@@ -178,7 +178,7 @@ def tune_loader(
         attribute `tuning` has the measurements.
 
     Raises:
-        StepError: the step can't be measured, or never loops over the loader.
+        StepError: an argument is invalid, or the step can't be measured or never uses the loader.
 
     Example::
 
@@ -198,7 +198,7 @@ def check_loader(loader: Any) -> None:
 
 
 def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None) -> Step:
-    """Return a step from a function of a batch, a function that loops, or None: just loading."""
+    """Return a step for a function of a batch, a function that loops, or None (loading alone)."""
     if step is None:
         return Step(lambda _: loop(loader), [], others=[loader])
     measured, takes = step_of(step), arguments_of(step)

@@ -28,12 +28,12 @@ from speedkit_jupyter.torchglue.private import has_gradient_hooks, tree_leaves, 
 from speedkit_jupyter.torchglue.storage import tensors_in
 
 Key = int | str  # the position or name of an argument
-# Functions of torch.nn.functional that average over the targets that count.
+# Losses in torch.nn.functional that by default average over targets that are not ignored.
 MEANS = (functional.cross_entropy, functional.nll_loss)
 # The check runs up to this many samples at once, and again in two parts.
 TRIED = 4
-# Largest error of the loss of parts, relative to the largest loss. A wrong mean is off by far more;
-# one rounding is off by up to 6e-8 in float32, 5e-4 in TF32, 4e-3 in bfloat16.
+# Limit for the error of the parts' joint loss, relative to the largest loss. A wrong mean is off by
+# far more; one rounding is off by up to 6e-8 in float32, 5e-4 in TF32, 4e-3 in bfloat16.
 CLOSE, CLOSE_IN_TF32, CLOSE_IN_HALF = 5e-6, 1e-3, 3e-2
 UNEQUAL = (
     "cross-entropy counts another share of targets in each part: give its divisor, as in "
@@ -80,9 +80,9 @@ def micro_batch(
         A function of the same arguments. It returns the loss of the batch, without a graph.
 
     Raises:
-        StepError: an argument is invalid. In a call: losses of parts don't add up, BatchNorm is in
-            training mode, a parameter has a gradient hook, or the function returns no loss or
-            writes to its arguments. Gradients of some parts may then remain.
+        StepError: an argument is invalid. In a call: arguments can't be split, parts' losses don't
+            add up, BatchNorm is in training mode, a parameter has a gradient hook, or the function
+            returns no loss or writes to its arguments. Gradients of some parts may then remain.
     """
     if not callable(function):
         raise StepError(f"function must be callable, not {type(function).__name__}")
@@ -251,7 +251,7 @@ class MicroBatch:
             snapshot = Snapshot(Walk([self.function, self.weight]), off_device=True)
             stack.callback(snapshot.restore)
             for number, part in enumerate(parts):
-                if number > 1:  # the second call shows whether the first has changed a state
+                if number > 1:  # the second call shows whether the first has changed state
                     snapshot.restore()
                 for _, norm in _batch_norms(self._models):
                     norm.training = False
@@ -284,7 +284,7 @@ def lengths_of(value: Any) -> list[int]:
 
 
 def _are_alike(value: Any) -> bool:
-    """Return whether a list or tuple has mappings only, or tensors of one dtype and rank."""
+    """Return whether a list or tuple has two or more mappings, or tensors of one dtype and rank."""
     if not isinstance(value, list | tuple) or len(value) < 2 or hasattr(value, "_fields"):
         return False
     kinds = {(type(one), getattr(one, "dtype", None), getattr(one, "ndim", 0)) for one in value}

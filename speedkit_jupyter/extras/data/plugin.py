@@ -1,4 +1,4 @@
-"""%speedkit loader, batch and free: their options."""
+"""%speedkit loader and %speedkit batch; the plug-in also has %speedkit free."""
 
 from __future__ import annotations
 

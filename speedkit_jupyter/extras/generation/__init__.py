@@ -1,4 +1,4 @@
-"""Find the modules with transformers' `generate()`, and why no plan for generation fits them."""
+"""Find modules with transformers' `generate()`, and the reason if no plan for generation fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compiled call that decodes one token, inside of a `generate()`."""
+"""The compiled call that decodes one token, inside `generate()`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from speedkit_jupyter.torchglue.modules import plain_call
 
 
 class GenerationProgress(threading.local):
-    """The state of this thread: `is_on` inside a `generate()`, and the `cache` of its prompt.
+    """This thread's state: `is_on` inside `generate()`, and the `cache` of the prompt's call.
 
     `is_alone`: no user callback runs between tokens. `checked` describes the arguments of the last
     call that checked its guards and compiled nothing; None if the next call must check.
@@ -29,7 +29,7 @@ class GenerationProgress(threading.local):
 
 
 class DecodingCode(CompiledCode):
-    """The compiled code for one token, and the progress of the current `generate()`."""
+    """The compiled code for one token, its `shapes` (rows, length), and each thread's progress."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -46,7 +46,7 @@ class DecodingCode(CompiledCode):
 
 
 class DecodingCall(Call):
-    """Calls of a model; inside `generate()`, calls with one token after the prompt are compiled."""
+    """A layer that, inside `generate()`, compiles a model's one-token calls after the prompt."""
 
     def __init__(self, module: torch.nn.Module, code: DecodingCode) -> None:
         super().__init__(module)
@@ -57,7 +57,7 @@ class DecodingCall(Call):
             return plain_call(self.module)(*args, **kwargs)
         progress, cache = self._code.progress, kwargs.get("past_key_values")
         tokens = kwargs.get("decoder_input_ids", kwargs.get("input_ids"))
-        # The first call with a cache has the prompt, which may be a single token.
+        # The first call with a given cache computes the prompt, which may be a single token.
         is_prompt = cache is None or cache is not progress.cache
         if not progress.is_on or is_prompt or tokens is None or tokens.shape[-1] != 1:
             progress.cache, progress.checked = (cache if progress.is_on else None), None
@@ -80,7 +80,7 @@ class DecodingCall(Call):
 def _described(kwargs: Mapping[str, Any]) -> Any:
     """Return a description of arguments: shape and dtype of tensors, `id()` of other objects.
 
-    None unless the cache is a StaticCache of StaticLayers: other caches may count in Python.
+    None unless the cache is a StaticCache of StaticLayers: other caches may count tokens in Python.
     """
     cache = kwargs["past_key_values"]
     kinds = {type(cache).__name__, *(type(one).__name__ for one in getattr(cache, "layers", ()))}

@@ -21,9 +21,9 @@ from speedkit_jupyter.step.watching import Watcher, watching
 
 
 class TokenWatcher(Watcher):
-    """Seconds of a step's calls with a cache, each since the last such call (or the step's start).
+    """Record seconds of a step's calls with a cache, since the last such call or the start.
 
-    The first call with a given cache counts as the prompt's. `tokens` counts a token for each row.
+    The first call with a given cache counts as the prompt's. `tokens` counts one per call and row.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -57,7 +57,7 @@ def token_times(runners: Sequence[Runner], budget: Budget) -> Iterator[Progress]
             except Exception as error:
                 runner.fail(error)
             if not any(watcher.tokens_s for watcher in seen[id(runners[0])]):
-                return  # the baseline made no token: other plans run no step
+                return  # the baseline generated no token: other plans run no step
     for runner in runners if parts else ():
         runner.record.tokens = _together(seen[id(runner)])
 

@@ -1,4 +1,4 @@
-"""The switch `static_cache`: a cache of fixed length for `generate()`, and the length."""
+"""The switch `static_cache`: give `generate()` a cache of fixed length, and choose the length."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GENERATE = ("", "generate")
 # transformers remembers the length of the longest static cache in this attribute of the model.
 LONGEST = "_previous_max_cache_length"
 TOO_LONG = "prompt and new tokens need {} positions, and the model has {}: generated as before"
-# Arguments of `generate()` with code of the user, which runs between tokens.
+# Arguments of `generate()` with the user's code, which runs between tokens.
 CALLBACKS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "streamer")
 CODE = """\
 compiling = CompileConfig(mode="{mode}")
@@ -48,7 +48,7 @@ for module in model.modules():
 class StaticDecoding(Optimization):
     """Give `generate()` a cache of fixed length, and compile the call that decodes one token.
 
-    The prompt runs uncompiled. A number is the least length of the cache.
+    The prompt runs uncompiled. A number as the value is the least length of the cache.
     """
 
     name = "static_cache"
@@ -56,7 +56,7 @@ class StaticDecoding(Optimization):
     effect = Effect.ROUNDING
     costly = True
     excludes = frozenset({"compile", "cuda_graphs", "precision"})
-    supersedes = frozenset({"compile", "inference"})  # generate() is under no_grad()
+    supersedes = frozenset({"compile", "inference"})  # generate() runs under no_grad()
     free = "LENGTH"
     summary = "generate() with a cache of fixed length, and compiled code for each token"
     helps = "transformers' generate(): many calls with one token each"
@@ -167,7 +167,7 @@ def _compiled_for(shapes: set[tuple[int, int]]) -> str:
 
 
 def _with_cache(kwargs: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return the arguments of `generate()` with a cache of this length; a config is copied."""
+    """Return arguments for `generate()` with a static cache of this length; a config is copied."""
     wanted = {"cache_implementation": "static", "disable_compile": True, "max_cache_len": length}
     if (config := kwargs.get("generation_config")) is None:
         return {**kwargs, **wanted}
@@ -180,9 +180,9 @@ def _with_cache(kwargs: Mapping[str, Any], length: int) -> dict[str, Any]:
 def rows_and_length(args: Any, kwargs: Mapping[str, Any], module: Any) -> tuple[int, int] | None:
     """Return a call's rows and needed positions; None if the call can't use a static cache.
 
-    None for beams, assistants, a second positional argument, a cache of the user's, no cache, a
-    returned cache (which must be able to grow), returned attentions (another kernel computes these)
-    and inputs that are no tensor; and for dropout and autocast, which differ in compiled code.
+    None for beams, assistants, prompt lookup, custom code, a second positional argument, the user's
+    own cache or none, a returned cache (it must be able to grow), returned attentions (from another
+    kernel), inputs that are no tensor; and for dropout and autocast, which differ in compiled code.
     """
     if module.training or torch.is_autocast_enabled(module.device.type):
         return None

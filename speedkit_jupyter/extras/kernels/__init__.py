@@ -1,1 +1,1 @@
-"""Attention by a pattern, the user's own kernels as optimizations, whole steps as CUDA graphs."""
+"""Attention with patterns, the user's own kernels as optimizations, whole steps as CUDA graphs."""

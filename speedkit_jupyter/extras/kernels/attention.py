@@ -46,7 +46,7 @@ def attention(
     engine: str = "auto",
     tune: bool = False,
 ) -> torch.Tensor:
-    """Return softmax(q @ k.mT * scale) @ v over the keys that the pattern lets each query see.
+    """Return softmax(q @ k.mT * scale) @ v, with keys masked and scores changed by the pattern.
 
     Query i and key i are at the same position. The result of a query that sees no key is zeros.
     Masks of the last 16 patterns are cached, until a value that a mask depends on changes.
@@ -58,7 +58,7 @@ def attention(
         v: values, (batch, key_heads, keys, value_dim).
         pattern: full, causal, sliding_window, prefix, documents, alibi or softcap, joined by + as
             in "causal+documents".
-        window: for sliding_window, the number of keys up to the query's own; or (left, right).
+        window: for sliding_window, the number of keys up to the query's, or (left, right) of it.
         prefix: for prefix, the number of first keys that all queries see; or a tensor (batch,).
         documents: for documents, integers of shape (length,) or (batch, length): the document of
             each position. Positions see their own document only; a negative number is padding.
@@ -67,7 +67,7 @@ def attention(
         cap: for softcap: each score becomes cap · tanh(score / cap).
         mask_mod: a further mask, `mask_mod(batch, head, query, key)` as in FlexAttention; its
             indices are tensors that broadcast.
-        score_mod: a further change of scores, `score_mod(score, batch, head, query, key)`.
+        score_mod: a further change to scores, `score_mod(score, batch, head, query, key)`.
         scale: factor of the scores (default: 1/√head_dim).
         engine: "dense" (one call), "chunks" (blocks of queries with the keys that they see), "flex"
             (FlexAttention, compiled; on a CPU without gradients only), or "auto": on CUDA and XPU
@@ -78,7 +78,7 @@ def attention(
         A tensor of shape (batch, heads, queries, value_dim), in the dtype of q or of autocast.
 
     Raises:
-        ArgumentError: shapes or options do not fit.
+        ArgumentError: a shape, a name or an option is wrong.
         StepError: "flex" can't be compiled, or can't compute gradients, on this device.
 
     Example::
@@ -156,7 +156,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _key(words: str, options: Mapping[str, Any]) -> object:
     """Return the key of a pattern's masks, or None if changes can't be detected."""
-    # Options that no cached mask depends on are left out: they change scores at each call.
+    # Options that no cached mask depends on are left out: each call applies them to the scores.
     read = {**options, "cap": None, "score_mod": options["score_mod"] is None}
     if options["slopes"] is not None and options["slopes"].requires_grad:
         read["slopes"] = None
@@ -173,7 +173,7 @@ def _known(words: str, options: Mapping[str, Any]) -> PatternChoices:
 
 
 def forget_masks() -> str:
-    """Release the cached masks of all patterns; return a description, empty without masks."""
+    """Release the cached masks of all patterns; return a description, or "" without masks."""
     found = "masks of attention()" if _MASKS else ""
     _MASKS.clear()
     return found

@@ -29,7 +29,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAME = re.compile(r"[a-z][a-z0-9_]*")
-# Reserved names: variants, and other options of `%speedkit apply`.
+# Reserved names: variants, `alone`, and options of `%speedkit apply` and `Tuning.apply`.
 TAKEN = {"baseline", "current", "auto", ALONE, "model", "optimizer", "config", "rules", "likely"}
 
 
@@ -40,7 +40,7 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
     The function gets a module of the class `replaces` and the inputs of its call, and returns the
     result of the module's `forward`. For inputs that the function can't take, return
     `nn.LayerNorm.forward(module, x)`; `module(x)` would call the function again. A C++ or Triton
-    kernel needs a backward function for gradients, as by `torch.library.register_autograd`.
+    kernel needs a backward function for gradients; see `torch.library.register_autograd`.
 
     The optimization works like all others: `%speedkit apply --my_layernorm true`, `--tune`,
     `SpeedConfig(my_layernorm=True)`. Running the cell again replaces the function; a plan in force
@@ -86,7 +86,7 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
 
 
 def _add(entry: OwnKernel) -> None:
-    """Add an entry to the catalog and to all configs; call the functions in WHEN_ADDED."""
+    """Add an entry to the catalog and the config classes; call the functions in WHEN_ADDED."""
     add(entry)
     options: Any = entry.Options
     for model in (FromCatalog, SpeedConfig):
@@ -99,7 +99,7 @@ def _add(entry: OwnKernel) -> None:
 
 
 def forget(name: str) -> None:
-    """Remove the user's function from catalog and configs; built-in optimizations stay."""
+    """Remove a user's function from catalog and config classes; built-in optimizations stay."""
     if isinstance(entry := find(name), OwnKernel):
         CATALOG.remove(entry)
         delattr(SpeedConfig, name)
@@ -112,7 +112,7 @@ class OwnKernel(Optimization):
     """Replaces the `forward` of modules whose class is `replaces` or inherits its `forward`."""
 
     variable = None
-    before = "malloc"  # the function replaces plain modules, not quantized ones
+    before = "malloc"  # precedes quantization: the function replaces plain modules
     effect = Effect.ROUNDING
     helps = "if a benchmark says so: measure it"
     risk = "your own code: a benchmark checks its results and gradients against float64"
@@ -171,7 +171,7 @@ class OwnKernel(Optimization):
         return (True,)  # a search skips plans without effect
 
     def fingerprint(self, model: torch.nn.Module) -> str:
-        """Return the name and a digest of the function's source; empty if no module fits."""
+        """Return name and digest of the function's source or bytecode; empty if no module fits."""
         if not any(self._places(model)):
             return ""
         source = self.function.__code__.co_code.hex()

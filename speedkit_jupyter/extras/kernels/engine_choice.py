@@ -1,4 +1,4 @@
-"""Choose and call the engine of attention for a pattern and shape: by a rule, or by timing all."""
+"""Choose and call the engine of attention for a pattern and shape: by a rule, or by timing."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.dynamo import is_compiler_error
 
-# Queries per block: the smallest size with THREAD_QUERIES a thread in all rows and heads, or 256.
+# Queries per block: the smallest size with THREAD_QUERIES per thread in all rows and heads, or 256.
 SIZES, THREAD_QUERIES = (64, 128, 256), 64
-# Up to this length, blocks compute causal attention in training on a CPU: torch's own is slower.
+# Up to this length, blocks may compute causal attention in training on a CPU: torch's is slower.
 CAUSAL_QUERIES = 1024
 # If blocks would compute more than this share of all scores, one call for all is faster.
 DENSE = 0.85
@@ -52,7 +52,7 @@ def is_unsupported(error: Exception) -> bool:
 
 
 class PatternChoices:
-    """Measured engines and compiled FlexAttention of patterns with equal options, shapes, code."""
+    """Engine choices and compiled FlexAttention of patterns with equal options, shapes and code."""
 
     def __init__(self) -> None:
         self.can_flex = True
@@ -89,7 +89,7 @@ class Prepared:
         return engines.by_blocks(inputs, pattern, self.made(laid_out, shape, size))
 
     def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
-        """Return attention by the measured or the rule's engine; `tune` measures a shape once."""
+        """Return attention by the measured or the rule's engine; `tune` measures new shapes."""
         known, shape, trains = self.known, inputs.shape, inputs.is_learned
         asked = shape, trains, torch.is_grad_enabled()
         if tune and asked not in known.choices:
@@ -107,7 +107,7 @@ class Prepared:
         return self.run(inputs, self.by_rule(shape, trains))
 
     def by_rule(self, shape: Shape, trains: bool) -> EngineChoice:
-        """Return the engine by pattern, device, number of queries and share of computed scores."""
+        """Return the engine by pattern, shape, device, training and share of computed scores."""
         pattern, kind = self.pattern, shape.device.type
         is_short = kind == "cpu" and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
         if pattern.is_plain and not (is_short and trains):
@@ -144,7 +144,7 @@ class Prepared:
             except Exception as error:
                 failure = error
                 messages.debug(f"{choice} is out: {in_a_line(error)}")
-        if failure is not None and not times:  # an error of the user's own function
+        if failure is not None and not times:  # all fail: an error of the user's own function
             raise failure
         budget, (least, most) = Budget(TUNE_S), ROUNDS
         left_s = lambda: budget.left_s  # noqa: E731

@@ -1,4 +1,4 @@
-"""The engines of attention, not their choice: one call, blocks of queries, FlexAttention."""
+"""The engines of attention: one call, blocks of queries, or FlexAttention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from speedkit_jupyter.catalog.model_changes.compiled import compile_alone
 from speedkit_jupyter.extras.kernels.patterns import MaskMod, Pattern, positions
 
-# A block's bias is cached if biases of all queries for the block's keys fit into these bytes.
+# A block's bias is cached if a bias of all queries for the block's keys fits into these bytes.
 KEPT_BYTES = 2**28
 
 
@@ -30,7 +30,7 @@ class Shape(NamedTuple):
 
 
 class AttentionInputs(NamedTuple):
-    """Queries, keys and values; the default `scale` is 1/√width."""
+    """Queries, keys and values; the default `scale` is 1/√head_dim."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -58,7 +58,7 @@ class ScoreIndices(NamedTuple):
 
 @dataclass
 class QueryBlock:
-    """A block of queries and the `runs` of keys to compute; `at` has the indices of both."""
+    """A block of queries and the `runs` of keys to compute; `at` has the indices of the scores."""
 
     at: ScoreIndices
     runs: list[tuple[int, int]]
@@ -75,7 +75,7 @@ class BlockLayout:
 
 
 def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
-    """Return blocks of `size` queries, for each row if rows differ; or one block of all queries."""
+    """Return blocks of `size` queries, by row if the mask differs; or one block of all queries."""
     if size >= shape.queries:
         size = max(shape.queries, shape.keys, 1)
     each = torch.arange(shape.batch, device=shape.device).view(-1, 1, 1, 1)
@@ -118,7 +118,7 @@ def seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
 
 
 def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
-    """Return ranges of keys, of whole key blocks that some query sees; at least one block."""
+    """Return ranges of keys: the blocks of `size` keys that some query sees, or the first block."""
     keys = mask.shape[-1]
     seen = torch.nn.functional.pad(mask.flatten(0, -2).any(0), (0, -keys % size))
     runs: list[tuple[int, int]] = []
@@ -168,8 +168,8 @@ class _Parts(torch.autograd.Function):
     """Take a part of each tensor; return the parts, and the tensors for the next block.
 
     The tensors are passed from block to block, so that in the backward pass all blocks add to one
-    gradient; the gradient of a slice would be as large as the whole. A part of one run is a view
-    that shares the version counter, so autograd detects in-place changes of the whole.
+    gradient; the gradient of a slice would be as large as its tensor. A part of one run is a view
+    that shares the version counter, so autograd detects in-place changes to the tensor.
     """
 
     @staticmethod
@@ -180,7 +180,7 @@ class _Parts(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if is_first:  # so that autograd checks the tensors' versions, even if parts are copies
             ctx.save_for_backward(*whole)
-        # Detached, because autograd forbids in-place changes of a view among several outputs.
+        # Detached, because autograd forbids in-place changes to a view among several outputs.
         results = [one.detach() for one in (*map(_taken, whole, places), *whole)]
         needed = ctx.needs_input_grad[2:] * 2
         ctx.mark_non_differentiable(
@@ -190,7 +190,7 @@ class _Parts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        _ = ctx.saved_tensors  # raises an error if the whole was changed in place
+        _ = ctx.saved_tensors  # raises an error if a tensor was changed in place
         return None, None, *map(_added, ctx.places, ctx.shapes, gradients[:3], gradients[3:])
 
 

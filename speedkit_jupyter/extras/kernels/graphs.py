@@ -22,8 +22,8 @@ from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 COMPARED = 3
 # Largest relative distance between the changes by the graph and by plain steps: above the rounding
 # of other kernels (1e-6 in float32), below the effect of a frozen learning rate or counter. The
-# limit is NOISE_TIMES the distance of two plain runs (by atomic sums) if larger, up to MOST_ERROR:
-# a larger difference of plain runs comes from state that can't be put back.
+# limit is NOISE_TIMES the distance between two plain runs (due to atomic sums) if larger, up to
+# MOST_ERROR: a larger distance between plain runs comes from state that can't be put back.
 ALLOWED_ERROR, NOISE_TIMES, MOST_ERROR = 1e-3, 10, 0.03
 KIND = "cuda"  # the type of devices that record graphs
 FROZEN = "the graph repeats the numbers that Python computed when it was recorded"
@@ -35,7 +35,7 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
     """Return `step` as one CUDA graph for inputs of the given shapes, dtypes and device.
 
     Three replays on different inputs are compared with plain steps first: weights, buffers,
-    optimizer state, gradients and results. Then all changes are undone.
+    optimizer state, gradients and results. Then all changes are undone, except gradients.
 
     Args:
         step: a function of a whole step: forward pass, loss, backward pass, `optimizer.step()` and
@@ -49,8 +49,8 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
     Returns:
         A GraphedStep, which returns detached copies of the results. If no graph is possible, a
         warning is shown, `why` has the reason, and each call runs the plain step. So does a call
-        with other shapes, dtypes or gradient mode; and, with a warning, all calls after weights
-        moved, training modes or hyperparameters changed, or optimizer state was replaced.
+        with other shapes, dtypes, devices or gradient mode; and, with a warning, all calls after
+        weights moved, training modes or hyperparameters changed, or optimizer state was replaced.
 
     Raises:
         ArgumentError: `step` is not a function, or an input is not a tensor.
@@ -102,7 +102,7 @@ class GraphedStep:
         return self._replayed(inputs)
 
     def record(self) -> None:
-        """Record and compare the step, or set the reason `why`; put back all changes."""
+        """Record and compare the step, or set `why`; undo all changes, except gradients."""
         self.why = self._obstacle()
         if self.why:
             return
@@ -146,7 +146,7 @@ class GraphedStep:
         self._graph, result = devices.recorded_graph(lambda: self._step(*self._static))
         if not all(isinstance(one, torch.Tensor | None) for one in tree_leaves(result)):
             return "it returns objects other than tensors, which replays can't update"
-        # Without the results' autograd graph, which would bind plain steps to the recording stream.
+        # Detached: the results' autograd graph would bind plain steps to the recording stream.
         self._result = tree_map(lambda one: one if one is None else one.detach(), result)
         del result
         found = self._changes(lambda *given: self._replayed(given), before, self._gradients())
@@ -229,7 +229,7 @@ def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def _apart(found: Values, plain: Values) -> dict[str, float]:
-    """Return each group's distance ÷ `plain`; inf if counts differ, or only `plain` is 0."""
+    """Return each group's distance ÷ `plain`'s norm; inf if counts differ, or only `plain` is 0."""
     apart = {}
     for name, ones in plain.items():
         pairs = zip(ones, found[name], strict=False)

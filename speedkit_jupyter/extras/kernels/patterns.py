@@ -1,4 +1,4 @@
-"""Attention patterns: keys that each query sees, changes of scores; and cache keys of masks."""
+"""Attention patterns: the keys that queries see, changes to scores; and cache keys of masks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A mask and a change of scores, as for FlexAttention; without both, attention is full."""
+    """A mask and a change to scores, as in FlexAttention; with neither, attention is full."""
 
     mask: MaskMod | None = None
     score: ScoreMod | None = None
-    is_bias: bool = True  # `score` adds numbers without gradient that do not depend on the score
+    is_bias: bool = True  # `score`, if any, adds numbers without gradients, independent of scores
     is_causal: bool = False  # the mask is exactly causal
 
     @property
@@ -38,7 +38,7 @@ class Pattern:
     def seen(
         self, rows: int = 1, heads: int = 1, queries: int = 1, keys: int = 1, device: Any = None
     ) -> torch.Tensor:
-        """Return the mask of the first positions, with size 1 in dimensions without effect."""
+        """Return the mask of the first positions; a dimension that the mask ignores has size 1."""
         if self.mask is None:
             return torch.ones((), dtype=torch.bool, device=device)
         return self.mask(*positions(rows, heads, queries, keys, device=device))
@@ -52,7 +52,7 @@ def positions(*counts: int, device: Any = None) -> list[torch.Tensor]:
 
 
 def sliding_window(options: Options) -> Pattern:
-    """Return a pattern: query i sees the last `window` keys up to i, or (left, right) around i."""
+    """Return a pattern: query i sees `window` keys up to key i, or keys i - left to i + right."""
     window = options["window"]
     sides = (window - 1, 0) if isinstance(window, int) else tuple(window)
     if len(sides) != 2 or not all(isinstance(one, int) for one in sides) or sides[0] < -1:
@@ -112,7 +112,7 @@ OWNERS = {"window": "sliding_window", "prefix": "prefix", "documents": "document
 
 
 def names_in(words: str, options: Options) -> list[str]:
-    """Return the names in `causal+documents`; ArgumentError for wrong names or options."""
+    """Return the names in words (`causal+documents`); ArgumentError for wrong names or options."""
     names = [word.strip() for word in words.split("+")]
     for name in names:
         if name not in PATTERNS:
@@ -148,7 +148,7 @@ def composed(names: Sequence[str], options: Options) -> Pattern:
 
 # Immutable types, compared by value.
 PLAIN = {int, float, complex, bool, str, type(None), torch.dtype, torch.device}
-# CPU tensors up to this size are compared by value, others by identity and version counter.
+# CPU tensors up to this size are compared by value, others by identity and version, if possible.
 COMPARED_BYTES = 2**20
 # Names that a function may use without reading other state: builtins, modules, attributes.
 PURE = {
@@ -160,7 +160,7 @@ PURE = {
 
 
 def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
-    """Return a key that changes with a value, or the values a function reads; None if unknown."""
+    """Return a key that changes with a value, or with values a function reads; None if unknown."""
     kind = type(value)
     if kind in PLAIN:
         return kind, value

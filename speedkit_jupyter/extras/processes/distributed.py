@@ -1,4 +1,4 @@
-"""The switch `distributed`: `ddp` or `fsdp2`, by a rank's memory, and the modules to shard."""
+"""The switch `distributed`: `ddp` or `fsdp2`, chosen by a rank's memory; the layer for `ddp`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Distributed(Optimization):
             target.live_optimizers,
             mesh=init_device_mesh(kind, (dist.get_world_size(),)),
             mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype),
-            reshard_after_forward=True,  # also of the outermost module: a restore reads shards
+            reshard_after_forward=True,  # the outermost module, too: a restore reads shards
         )
         with sharded as calls, CALLS.overriding(calls):
             del calls  # local names would keep objects alive as long as the plan
@@ -121,8 +121,8 @@ class Distributed(Optimization):
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
         """Accumulate gradients on each rank in the block; the next backward pass averages them."""
         copies = next((call for call in chain(model) if isinstance(call, ReplicatedCalls)), None)
-        own = getattr(copies or model, "no_sync", nullcontext)  # DistributedDataParallel's, too
-        synchronize = getattr(model, "set_requires_gradient_sync", lambda _: None)  # of FSDP2
+        own = getattr(copies or model, "no_sync", nullcontext)  # or DistributedDataParallel's
+        synchronize = getattr(model, "set_requires_gradient_sync", lambda _: None)  # FSDP2's
         synchronize(False)
         try:
             with own():
@@ -202,9 +202,9 @@ class InnerModel(torch.nn.Module):
 
 
 class ReplicatedCalls(Call):
-    """Calls of a replicated model through `DistributedDataParallel`, which averages gradients.
+    """A layer that calls a model through `DistributedDataParallel`, which averages gradients.
 
-    Gradients of other methods' calls, or of a second backward pass, are averaged after the pass.
+    Gradients from calls of other methods, or from a second backward pass, are averaged afterwards.
     """
 
     def __init__(self, module: torch.nn.Module, reduce: str, only_in: int | None) -> None:
@@ -263,7 +263,7 @@ class ReplicatedCalls(Call):
         return nullcontext() if self._wrapped is None else self._wrapped.no_sync()
 
     def close(self) -> None:
-        """Copy the gradients to their own memory, and release the wrapper."""
+        """Release the wrapper; copy gradients, which are views of its buckets, to own memory."""
         for hook in self._hooks if self._wrapped else ():
             hook.remove()
         self._wrapped = None

@@ -19,7 +19,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 FUNCTION, GIVEN, RETURNED = "_launched_function", "_launched_arguments", "_launched_result"
 CALL = f"{RETURNED} = {FUNCTION}(*{GIVEN}[0], **{GIVEN}[1])"
-# Rank 0's values of numbers and texts that differed by rank; later launches refuse to read them.
+# Rank 0's numbers and strings, where other ranks' differed; later launches refuse to read them.
 _OF_RANK_0: dict[str, Any] = {}
 
 

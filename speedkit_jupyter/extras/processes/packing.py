@@ -39,7 +39,7 @@ class CellGlobals(dict[str, Any]):
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Write objects, `known` ones by number; `goes` selects the globals of functions to send."""
+    """Write objects, `known` ones by number; `goes` tells which globals of functions are sent."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def _claim(self, address: int, owner: Any) -> None:
-        """Raise TypeError for a NumPy array that shares memory, which sending would duplicate."""
+        """Raise TypeError if a NumPy array shares memory, because sending would duplicate it."""
         held = self._owners.setdefault(address, owner)
         if address and held is not owner and np.ndarray in (type(held), type(owner)):
             raise TypeError("it shares memory with another array or tensor that is sent")
@@ -137,7 +137,7 @@ def written(
 
 
 def reduced(value: Any) -> Any:
-    """Return pickle's reduction; detach tensors; keep optimizers' attributes except hooks."""
+    """Return pickle's reduction; detach tensors; keep optimizers' data attributes, but no hooks."""
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         value = value.detach()
     reduce = cloudpickle.Pickler.dispatch_table.get(type(value))
@@ -184,7 +184,7 @@ def reply(
     path: Path, bound: Mapping[str, Any], sent: Mapping[int, Any], space: Space
 ) -> dict[str, str]:
     """Write `bound`, and the content of reached `sent` objects; return failure reasons by name."""
-    reached: dict[int, None] = {}  # also reached from objects that can't be sent
+    reached: dict[int, None] = {}  # includes numbers reached from objects that can't be sent
 
     def units(pickler: Pickler) -> Iterator[Any]:
         pickler.reached = reached
@@ -206,7 +206,7 @@ def reply(
 
 
 def content(value: Any) -> tuple[Any, ...] | None:
-    """Return a function and arguments that write an object's content into another object.
+    """Return a function and arguments to write an object's content into another; None for classes.
 
     Without a function, the argument lists parts that may have changed. None if pickled by name.
     """

@@ -111,7 +111,7 @@ def compared_on_workers(
 
 
 def _of_output(title: str, printed: Mapping[int, str], stays: Mapping[str, str]) -> Document:
-    """Return a report of the ranks' output and of the objects that do not return.
+    """Return a report of the ranks' output and of the objects that do not come back.
 
     Only a rank's last 50,000 characters are shown, because the report is redrawn repeatedly.
     """
@@ -125,7 +125,7 @@ def _of_output(title: str, printed: Mapping[int, str], stays: Mapping[str, str])
 
 
 def _of_race(found: Sequence[Any]) -> Document:
-    """Return a report with a table of the strategies, one process first; the headline advises."""
+    """Return a report with a table of strategies, one process first; the headline gives advice."""
     best = max(found[1:], key=lambda row: row.efficiency.low)
     times = [(row.efficiency.low, row.efficiency.median, row.efficiency.high) for row in found]
     gains = [[row.ranks * one for one in three] for row, three in zip(found, times, strict=True)]

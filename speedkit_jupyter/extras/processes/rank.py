@@ -29,12 +29,12 @@ ALONE_S = 10.0
 
 @dataclass
 class Outcome:
-    """A rank's report of a cell."""
+    """A rank's report on a cell."""
 
     rank: int
     error: str = ""
-    lines: list[str] = field(default_factory=list)  # the traceback as IPython shows it
-    values: dict[str, str] = field(default_factory=dict)  # numbers and texts by variable name
+    lines: list[str] = field(default_factory=list)  # IPython's traceback, or a waiting rank's stack
+    values: dict[str, str] = field(default_factory=dict)  # reprs of numbers and strings by name
     stays: dict[str, str] = field(default_factory=dict)  # reasons for not returning values
 
 
@@ -72,7 +72,7 @@ def join(path: str, backend: str) -> None:
 
 
 def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
-    """Run a cell with the objects of `sent`, then undo names and plans; rank 0 writes `reply`."""
+    """Run a cell with the objects in file `sent`; rank 0 writes `reply`; undo names and plans."""
     shell = sys.modules["IPython"].get_ipython()
     outcome = Outcome(int(os.environ["RANK"]))
     space, shown = shell.user_ns, shell._showtraceback
@@ -89,7 +89,7 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
         if error := done.error_before_exec or done.error_in_exec:
             outcome.error = f"{type(error).__name__}: {error}"
         else:
-            _meet(folder, outcome)  # before the collectives of plans
+            _meet(folder, outcome)  # before `restore_all`, which may enter collectives
             restore_all()
             changed = (n for n in space if n[:1] != "_" and space[n] is not given.get(n, space))
             names = {*changed, *bound} & space.keys() - OWN
@@ -97,7 +97,7 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
             outcome.values = {n: repr(v) for n, v in made.items() if isinstance(v, VALUES)}
             if outcome.rank == 0:
                 outcome.stays = reply(folder / "reply", made, reader.memo.copy(), space)
-    except BaseException as error:  # an object that can't be read or sent, or Ctrl-C
+    except BaseException as error:  # Ctrl-C, `_meet`, or an object that can't be read or sent
         outcome.error = in_a_line(error)
         outcome.lines.append(outcome.error)
     finally:
@@ -113,7 +113,7 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
 
 
 def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) -> None:
-    """Write a running cell's CPU seconds, collectives and stack to a file when they change."""
+    """Write a running cell's CPU seconds, collective count and stack to a file when they change."""
     before = ""
     while not ended.wait(ALONE_S / 10):
         stack = "".join(traceback.format_stack(sys._current_frames()[thread]))

@@ -1,4 +1,4 @@
-"""Shard given modules by torch's `fully_shard`, and restore the same objects."""
+"""Shard given modules with torch's `fully_shard`, and restore the same objects."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def dtensor() -> tuple[Any, ...]:
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether some parameter is sharded."""
+    """Return whether any parameter is sharded."""
     return any(isinstance(one, dtensor()) for one in model.parameters())
 
 
 def split(value: Any, part: Any) -> Any:
-    """Return a tensor sharded like the DTensor `part`; values of other shapes unchanged."""
+    """Return a tensor sharded like a DTensor `part` of equal shape; other values unchanged."""
     if not isinstance(part, dtensor()) or getattr(value, "shape", None) != part.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -81,7 +81,7 @@ class Sharded:
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> list[tuple[torch.nn.Module, Call]]:
-        """Shard, and return the calls to put around other layers of the plan."""
+        """Shard the modules; return pairs: a module with layers, and a `Gathered` layer for it."""
         from torch.distributed.fsdp import fully_shard
 
         modules = [module for one in self._modules if (module := one()) is not None]
@@ -118,7 +118,7 @@ class Sharded:
             owner, _, last = name.rpartition(".")
             torch_modules.parameter_table(model.get_submodule(owner))[last] = old
         self._originals, self._undo = {}, []
-        gc.collect()  # torch's state of a sharded module is a reference cycle
+        gc.collect()  # torch's state of a sharded module is part of a reference cycle
 
 
 def _repoint(

@@ -41,7 +41,7 @@ class StrategyRow:
 
     strategy: str
     ranks: int  # batches per step
-    efficiency: Ratio  # step time of one process ÷ step time of all; times `ranks`: throughput
+    efficiency: Ratio  # step time of one process ÷ step time of all; × `ranks`: throughput ratio
     memory_bytes: int
     loss: float | None
     is_equal: bool | None

@@ -1,4 +1,4 @@
-"""The list of this extra's switches; `distributed` has a file of its own."""
+"""The list of this extra's switches; `distributed` has its own file."""
 
 from speedkit_jupyter.extras.processes.distributed import Distributed
 

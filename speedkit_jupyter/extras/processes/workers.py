@@ -1,4 +1,4 @@
-"""Start, run, interrupt and stop a notebook's worker processes, with the limits of waiting."""
+"""Start, run, interrupt and stop a notebook's worker processes, with time limits for waiting."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Workers:
     ) -> Generator[tuple[Mapping[int, str], list[Outcome]], None, None]:
         """Run a cell; yield the output of each rank so far, and finally the outcomes.
 
-        After an error or Ctrl-C, the process group is replaced; if ranks go on, all are stopped.
+        After an error or Ctrl-C, the process group is replaced; if that fails, workers are stopped.
         """
         sent = self._sent(run, folder, source, bound)
         try:
@@ -213,7 +213,7 @@ def _runs(pid: int) -> bool:
 
 
 def _printed(sent: Sequence[Any], wait_s: float = 0.0) -> dict[int, str]:
-    """Return each rank's received output; wait up to `wait_s` for the rest of ended ranks."""
+    """Return each rank's output so far; wait up to `wait_s` for the rest if the rank has ended."""
     printed = {}
     for rank, result in enumerate(sent):
         if wait_s and result.ready():
@@ -235,7 +235,7 @@ def current() -> Workers | None:
 
 
 def started(size: int | None, say: Callable[[str], object]) -> Workers:
-    """Return `size` workers, by default as many as run now, or 2; stop and replace others."""
+    """Return `size` workers (default: as many as run now, or 2); reuse them if all are alive."""
     running = current()
     wanted = size or (running.size if running else 2)
     if running and running.size == wanted and not running.dead():

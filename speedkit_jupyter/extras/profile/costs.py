@@ -102,7 +102,7 @@ class OperatorTrace:
     ) -> None:
         """Trace one more call; `names` are names of modules by id.
 
-        Raises StepError if another profiler is running.
+        Raises StepError if another profiler is running, or if the call runs one.
         """
         if torch_private.is_profiled():
             raise StepError(IN_USE)
@@ -125,7 +125,7 @@ class OperatorTrace:
             self.seconds[OperatorPlace("", False, PYTHON)] += max(total_s - traced_s, 0.0)
         else:
             own = (event for event in events if not event.is_user_annotation)
-            # The profiler sees no kernels of some devices, such as MPS.
+            # The profiler sees no kernels on some devices, such as MPS.
             if kernels := [event for event in own if event.device_type.name != "CPU"]:
                 self.busy_s = (self.busy_s or 0.0) + covered_s(kernels)
         self.total_s += total_s

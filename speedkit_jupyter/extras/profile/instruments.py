@@ -72,7 +72,7 @@ class Recorder:
 
     @contextmanager
     def run(self) -> Iterator[Split]:
-        """Fill a new split with the time of the block; unclaimed time is the rest."""
+        """Fill a new split with the time of the block; unclaimed time counts as "rest"."""
         self.split, self._inside, self._since_s = Split(), [("rest", "rest")], self.now()
         try:
             yield self.split
@@ -140,7 +140,7 @@ class Recorder:
     def functions(self) -> Iterator[None]:
         """Time torch's functions outside of other parts, in the block.
 
-        A function whose result requires a gradient (a loss) is forward, others (a metric) are the
+        A function whose result requires a gradient (a loss) counts as forward, others (a metric) as
         rest. Other parts switch this mode off: compiled models would be recompiled under a mode.
         """
         recorder = self
@@ -302,7 +302,7 @@ def _optimizer_steps(recorder: Recorder) -> AbstractContextManager[None]:
 def sampled(recorder: Recorder) -> Iterator[None]:
     """Sample the user's running line into the recorder's split, by a timer.
 
-    The timer is SIGALRM, whose handler runs in the interrupted thread between two bytecode
+    The timer sends SIGALRM, whose handler runs in the interrupted thread between two bytecode
     instructions. (Reading frames of another thread may crash Python.) A sample counts for the time
     since the last sample, so a long operation counts for its own line or the next one. Each sample
     starts the timer for the next one: on a busy machine a sample may take longer than the interval.
@@ -325,7 +325,7 @@ def sampled(recorder: Recorder) -> Iterator[None]:
 
     def stop() -> None:
         nonlocal is_on
-        is_on = False  # first: a late sample would start the timer
+        is_on = False  # first, because a late sample would restart the timer
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def without_samples(set_handler: Callable[..., Any], number: int, handler: Any) -> Any:

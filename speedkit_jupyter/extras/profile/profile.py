@@ -30,8 +30,8 @@ NOTE = (
     "Modules and operators are timed by torch's profiler, in calls of their own, which it slows "
     "down; a backward pass counts for its module."
 )
-# If a profiled call takes more than this many times a plain call, additional calls record whole
-# parts only. Below, the shares of both kinds of calls agreed within noise.
+# If a profiled call takes over this many times as long as a plain call, additional calls record
+# whole parts only. Below, the shares of both kinds of calls agreed within noise.
 COSTLY = 1.05
 # Largest ratio of a part's share to the part's share of the samples, so that a single sample does
 # not assign all of the part's time to one line.
@@ -68,8 +68,8 @@ class LineSample:
 class Split:
     """The seconds of one call by `pieces`: pairs of a whole part and the part within it.
 
-    `waits` are the seconds of each synchronization by line and method, `stepped` counts optimizer
-    steps by id, and `samples` are the lines that the timer saw.
+    `waits` are the seconds of each synchronization by line and method, `stepped` counts steps by
+    the optimizer's id, and `samples` are the lines that the timer saw.
     """
 
     pieces: dict[tuple[Part, Part], float] = field(default_factory=lambda: defaultdict(float))
@@ -116,7 +116,7 @@ class LineTimes:
 
     @staticmethod
     def of(samples: Sequence[LineSample], shares: Mapping[Part, float]) -> LineTimes:
-        """Return the shares of the sampled lines; `shares` are the parts' shares in the split."""
+        """Return the shares of the sampled lines; `shares` are the parts' shares of a step."""
         own = defaultdict[tuple[Spot, Part], float](float)
         python = defaultdict[Spot, float](float)
         seen_s = defaultdict[Part, float](float)
@@ -172,7 +172,7 @@ class Profile(Shown):
 
     @property
     def taken(self) -> list[Split]:
-        """Return the profiled calls, or the first call if there was no time for others."""
+        """Return the splits of profiled calls, or of the first call if there are none."""
         return self.splits or ([self.first] if self.first is not None else [])
 
     @cached_property
@@ -238,7 +238,7 @@ class Profile(Shown):
         for line, waited_s in (pair for split in self.taken for pair in split.waits.items()):
             waits[line] += waited_s
         calls, total_s = len(self.taken) * self.steps, sum(map(sum, waits.values()))
-        # The lines get the part's seconds at most, which exclude overhead.
+        # The waits sum to the part's seconds at most, which exclude overhead.
         scale = min(self.seconds("synchronizations") * calls / total_s, 1.0) if total_s else 1.0
         found = [
             Wait(*at, len(each) / calls, scale * sum(each) / calls) for at, each in waits.items()

@@ -70,7 +70,7 @@ class Profiler:
     """Profile a step: drain `run()`, then read `result()`.
 
     `budget_s` is the total budget in seconds, from `begun_s` on the clock (default: now). `command`
-    is the code that repeats the profile. All changes by the step are put back. Raises StepError if
+    is the code that repeats the profile. All changes by the step are undone. Raises StepError if
     the step can't be measured.
     """
 
@@ -98,7 +98,7 @@ class Profiler:
 
     @contextmanager
     def guarded(self) -> Iterator[MeasurementGuard]:
-        """Put back all changes by the step at the end of the block; record an interruption."""
+        """Undo all changes by the step at the end of the block; record an interruption."""
         try:
             with self.step.guarded() as guard:
                 yield guard
@@ -134,7 +134,7 @@ class Profiler:
         except Exception as error:
             if profile.plain_s:
                 raise
-            # The step can't be repeated (a schedule ends): calls start from the restored state.
+            # The step can't be repeated (a schedule ends): calls start from the initial state.
             self.step.tell([ended(error).line])
             isolated = self._isolated(guard.state, False)
             budget.reserved_s = guard.taking_s + kept_s
@@ -190,7 +190,7 @@ class Profiler:
                         profile.whole.append(self._profiled(recorder, sees_functions=False))
             pace_s = (clock.now() - begun_s) / (2 * number)
             slowest_s = max(slowest_s, pace_s) if turn > 1 else pace_s
-            if turn <= 1:  # the first turn has cold caches
+            if turn <= 1:  # set twice, because turn 0 has cold caches
                 enough_s = min(max(2 * ENOUGH_CALLS * pace_s, ENOUGH_S), max(budget.left_s, 0.0))
                 number = max(1, math.ceil(enough_s / (2 * pace_s * TURNS)))
             yield Progress(max(budget.share, turn / TURNS), f"call {len(profile.splits)}")

@@ -29,7 +29,7 @@ COLUMNS = ("", "way", "a step", "vs. best before", INTERVAL, "drift", "")
 
 @dataclass(repr=False)
 class Rollout(Shown):
-    """The `state` after `steps` of the `asked` steps, and the `way` of computing these."""
+    """The `state` after `steps` of the `asked` steps, and the `way` that computed them."""
 
     REPORT = f"{__name__}:rollout_report"
 
@@ -38,7 +38,7 @@ class Rollout(Shown):
     way: Way
     tolerance: float
     steps: int = 0
-    seconds: float = 0.0  # of all steps; with compiling, unless tuned
+    seconds: float = 0.0  # of all steps; includes compiling, unless tuned
     trials: list[WayTrial] = field(default_factory=list)  # the plain way, then the candidates
     rounding: float = 0.0  # the largest drift after rounding the first state once
     environment: dict[str, Any] = field(default_factory=dict)
@@ -114,7 +114,7 @@ def rollout(
 
     Raises:
         ArgumentError: an argument does not fit.
-        StepError: `steps` or another number has the wrong type.
+        StepError: a number or flag has the wrong type, or `tolerance` or `budget_s` is not allowed.
 
     Example::
 

@@ -52,7 +52,7 @@ class Way:
 
 
 def way_of(words: Any, micro_batch: Any) -> Way:
-    """Return the way for a text such as "bf16+compile", or a given Way. Raises ArgumentError."""
+    """Return the way for a string such as "bf16+compile" or a given Way. Raises ArgumentError."""
     if micro_batch is not None:
         arguments.count("micro_batch", micro_batch)
     if isinstance(words, Way):

@@ -24,14 +24,14 @@ from speedkit_jupyter.support.exceptions import in_a_line
 
 # Fewest rounds, after which the interval may decide, and most rounds.
 ROUNDS = (10, 30)
-# Seconds. Compiling takes longer, so it is not tried if all planned rollouts take less.
+# Seconds: compiling takes longer, so it is not tried if all planned rollouts take less.
 COMPILING_S = 5.0
-# Error probability of each test: an eighth of the usual, as several ways and rounds are tested.
+# Error probability of each test: an eighth of the usual one, as several ways and rounds are tested.
 ERROR = statistics.ERROR / 8
 # Words that only change the order of operations. Such ways may drift twice as far as one rounding
 # of the first state, because they may round up where the plain way rounds down.
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
-# States of the first SAMPLES of a batch are compared at up to twice POINTS evenly spaced steps.
+# States of the first SAMPLES of a batch are compared at under 2 * POINTS evenly spaced steps.
 POINTS, SAMPLES = 40, 2
 # A law is fitted to the later half of the points, at least LEAST_POINTS, and extrapolated up to FAR
 # times the compared steps. Extrapolated errors are multiplied by MARGIN: a fit is not a proof.
@@ -174,13 +174,13 @@ class WaySearch:
         is_module = isinstance(model, torch.nn.Module)
         is_low = is_module and self.x.dtype is torch.float32 and has_bf16(self.x.device)
         layout = ["channels_last"] * (is_module and any(map(is_convolution, model.modules())))
-        # CUDA graphs first: while launches dominate, less computing gains nothing.
+        # CUDA graphs first: while launches dominate, less computation gains nothing.
         words = ["cuda_graph"] * self.x.is_cuda + ["bf16"] * is_low
         # The layout is tried again after compile, because compiled code reads it differently.
         return [*words, *layout, "compile", *layout]
 
     def _allowed(self, way: Way) -> float:
-        # On a chaotic system, results of two machines differ by as much as one rounding's effect.
+        # For a chaotic system, results of two machines differ by as much as one rounding's effect.
         is_exact = set(way.words) <= EXACT_WORDS
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 
@@ -190,7 +190,7 @@ class WaySearch:
         begun_s = clock.now()
         program.advance(self.x, 1)
         synchronize(self.x.device)
-        self._budget.exclude(clock.now() - begun_s)  # without compiling
+        self._budget.exclude(clock.now() - begun_s)  # the first call may compile
         trial.over_best, best.step_s, trial.step_s = self._raced(program)
         trial.over_plain = best.over_plain * trial.over_best.median
         if trial.over_best.low <= 1:

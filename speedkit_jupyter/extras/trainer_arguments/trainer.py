@@ -26,7 +26,7 @@ from speedkit_jupyter.step.variants import BASELINE, Variant, variant
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.units import share
 
-# Arguments of a Trainer that compute like a plan, by the plan's word.
+# Arguments of a Trainer that have the effect of a variant, by the variant's name.
 ARGUMENTS = {
     "bf16": {"bf16": "True"},
     "fused_optimizer": {"optim": '"adamw_torch_fused"'},
@@ -43,14 +43,14 @@ TOO_SHORT = "Nothing was measured within the budget: --budget gives more seconds
 
 
 def is_trainer(value: Any) -> bool:
-    """Return whether a value is a transformers Trainer, also of a subclass such as trl's."""
+    """Return whether a value is a transformers Trainer, or one of a subclass such as trl's."""
     classes = ((base.__name__, base.__module__.partition(".")[0]) for base in type(value).__mro__)
     return ("Trainer", "transformers") in classes
 
 
 @contextmanager
 def unchanged(*owners: Any) -> Iterator[None]:
-    """Put back the owners' attributes after the block, and the contents of lists in these."""
+    """Put back the owners' attributes after the block, and the contents of lists in them."""
     before = [(vars(owner), dict(vars(owner))) for owner in owners]
     lists = [(one, [*one]) for _, old in before for one in old.values() if type(one) is list]
     try:
@@ -65,7 +65,7 @@ def unchanged(*owners: Any) -> Iterator[None]:
 
 @contextmanager
 def with_arguments(trainer: Any, **given: Any) -> Iterator[None]:
-    """Set arguments of a Trainer in the block, also the batch size that the Trainer has copied."""
+    """Set arguments of a Trainer in the block, and the batch size that the Trainer has copied."""
     with unchanged(trainer, trainer.args):
         vars(trainer.args).update(given)
         vars(trainer).update(_train_batch_size=trainer.args.train_batch_size)
@@ -75,8 +75,8 @@ def with_arguments(trainer: Any, **given: Any) -> Iterator[None]:
 def short_training(trainer: Any, steps: int = 0) -> Callable[[], None]:
     """Return a function that trains for `steps`; if 0, for about four batches, at least one step.
 
-    The function runs no evaluations or callbacks (only the default flow), and writes no files. It
-    puts the Trainer back itself, because measurements leave objects of libraries alone.
+    The function runs no evaluations, no callbacks except the default flow, and writes no files. It
+    restores the Trainer itself, because measurements leave objects of libraries alone.
     """
     steps = steps or max(4 // trainer.args.gradient_accumulation_steps, 1)
 
@@ -93,7 +93,7 @@ def short_training(trainer: Any, steps: int = 0) -> Callable[[], None]:
 
 
 def arguments_to_try(trainer: Any, budget_s: float | None) -> dict[str, dict[str, str]]:
-    """Return arguments worth trying here that the Trainer does not use yet, by the plan's word."""
+    """Return arguments worth trying here, by variant name, that the Trainer does not use yet."""
     args, hardware, facts = trainer.args, Hardware.current(), Facts.read(trainer.model)
     precisions = named("precision").candidates(hardware, facts)
     compiles = named("compile").candidates(hardware, facts) and not args.torch_compile
@@ -151,7 +151,7 @@ def same_update(trainer: Any, given: dict[str, int], restore: Callable[[], None]
         restore()
     pairs = [(other.get(name), own.get(name)) for name in own | other]
     distance = deviations.total(deviations.sums(pairs)).deviation().distance
-    # Rounding leaves up to 1e-7, from parts that a model computes in float32 by itself.
+    # Rounding leaves up to 1e-7, from parts that a model itself computes in float32.
     is_same = own and distance <= 1e-5
     why = "" if is_same else OTHER_UPDATE.format(distance)
     return Accuracy("rounding" if is_same else "wrong", why, gradient_error=distance)

@@ -1,6 +1,6 @@
 """Train with and without a plan, with the same random state and data; compare the losses.
 
-Other baselines, with other seeds and slightly changed weights, show the usual distance of curves.
+Other baselines, with other seeds and slightly changed weights, show how much curves usually differ.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ MOST_BASELINES = 4
 # Relative noise in weights of other baselines, at most half of bf16's unit roundoff; bf16 weights
 # get more. In a step without random numbers, another seed alone changes nothing.
 ROUNDING = 2.0**-9
-# If a step has more losses, as from micro-batches, their mean is compared.
+# If a step has more losses, such as those of micro-batches, their mean is compared.
 MOST_LOSSES = 8
-# A curve beyond this many times the allowed distance is not an effect of the seed.
+# A distance above this many times the allowed distance is not an effect of the seed.
 FAR_AWAY = 10
 # A distance of this share of the range of the baseline's losses is always allowed.
 LEAST_SHARE = 0.01
@@ -156,7 +156,7 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     if is_mean := bool(other) or most > MOST_LOSSES:
         names = [f"the mean over each step of {RAN_ON}"]
     # The root mean square error of one rounding is 0.41 units: half a unit is allowed. A loss is
-    # rounded after each added term, in one direction while it hardly changes: two units.
+    # rounded after each added term, in the same direction while it hardly changes: two units.
     rounding = max(unit / 2, *(2 * step.unit for step in steps))
     curves = []
     for at, name in enumerate(names):
@@ -312,7 +312,7 @@ def jitter(models: Sequence[Any]) -> None:
             if values.is_floating_point():
                 wide = values if values.dtype is torch.float64 else values.float()
                 noise = torch.rand_like(wide) * 2 - 1
-                own = 0.75 * torch.finfo(values.dtype).eps  # half could be rounded away
+                own = 0.75 * torch.finfo(values.dtype).eps  # half of epsilon could be rounded away
                 noise = noise * ROUNDING if own <= ROUNDING else noise.sign() * own
                 values.copy_(wide + wide * noise)
 
@@ -329,7 +329,7 @@ def verify(
     """Train with and without a plan and compare the loss curves; undo all changes by the step.
 
     Both runs start from the same weights, random state and data. Up to four other baselines, with
-    other seeds and slightly changed weights, show the usual distance of curves.
+    other seeds and slightly changed weights, show how much curves usually differ.
 
     Args:
         step: a function that runs one training step.

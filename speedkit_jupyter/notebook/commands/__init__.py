@@ -40,7 +40,7 @@ def cells() -> dict[str, Callable[..., None]]:
 
 
 def selected(line: str, default: str = "status") -> tuple[Command, str]:
-    """Return a line's command and the rest; `help` if HELP has the last word. Raises UsageError."""
+    """Return a line's command and the rest; `help` for a final word in HELP. Raises UsageError."""
     line = options.without_comment(line).strip()
     typed = options.split(line)
     if typed and typed[-1] in HELP:
@@ -74,7 +74,7 @@ FIRST = ("auto", "status", "apply", "restore", "explain", "code", "panel", "veri
 
 
 def _benches() -> dict[str, str]:
-    """Return the uses of `%%speedbench`, including extras', with their purposes."""
+    """Return the uses of `%%speedbench`, including those of extras, with their purposes."""
     return BENCHES | {line: told for mode in plugins.modes() for line, told in mode.about.items()}
 
 

@@ -107,7 +107,7 @@ def show_applied(
     context: SpeedContext,
     proven: SpeedConfig | None = None,
 ) -> None:
-    """Assign a context to a variable; show the plan, and `proven` parts that the plan lacks."""
+    """Assign a context to a variable; show the plan, and parts of `proven` that the plan lacks."""
     variable = assign(session.names, name, context)
     lines = [f"`{CTX}` is in use: this context is `{variable}`."] if variable != CTX else []
     values = {} if proven is None else proven.to_dict()

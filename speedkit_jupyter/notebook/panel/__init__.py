@@ -1,1 +1,1 @@
-"""The panel: a view on plans, contexts and benchmarks, with core ipywidgets only."""
+"""The panel: a view of plans, contexts and benchmarks, with core ipywidgets only."""

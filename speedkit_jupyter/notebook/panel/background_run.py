@@ -24,7 +24,7 @@ END = object()
 class BackgroundRun:
     """A benchmark or search in the background; calls `told(self)` at each turn and at the end.
 
-    `message` is the reason of a failure, `result` the result, if any, once the run has ended. The
+    `message` is the reason for a failure, `result` the result, if any, once the run has ended. The
     user's state is in place whenever another task of the event loop runs.
     """
 
@@ -69,8 +69,8 @@ class BackgroundRun:
                 if time.perf_counter() - last >= interval_s:
                     handing_s = await self._give_up_turn()
                     last = time.perf_counter()
-                    # At 20 turns a second a front end feels responsive. Handovers take a sixth of
-                    # the time at most.
+                    # At 20 turns a second a front end feels responsive. Handovers take at most a
+                    # sixth of the time.
                     interval_s = max(0.05, 5 * handing_s)
         finally:
             self._blocks.close()
@@ -114,7 +114,7 @@ class BackgroundRun:
         return time.perf_counter() - start - given_s
 
     def _measure(self, engine: Any) -> Generator[None, None, None]:
-        """Run all blocks, record the end; catch Ctrl-C, which would end the event loop."""
+        """Run all blocks, record how they end; catch Ctrl-C, which would end the event loop."""
         steps: Any = engine.run()
         end: Literal["done", "stopped", "failed"] = "stopped"  # also if the event loop is closed
         try:

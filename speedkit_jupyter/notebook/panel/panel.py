@@ -57,8 +57,8 @@ class Panel:
         model: the model; the panel does not keep it alive.
         optimizer: the model's optimizers (default: all in the notebook that hold its parameters).
         step: the function to measure, or its name (default: the last `%%speedbench` cell).
-        budget_s: seconds of Measure, as in `benchmark` (default: 10, or more if a step is long).
-        tune_budget_s: seconds of Tune (default: as in `tune`).
+        budget_s: seconds for Measure, as in `benchmark` (default: 10, or more if a step is long).
+        tune_budget_s: seconds for Tune (default: as in `tune`).
 
     Attributes:
         config: the config that Apply puts into force.
@@ -109,7 +109,7 @@ class Panel:
 
     @property
     def context(self) -> SpeedContext | None:
-        """The context in force on the model, or None."""
+        """Return the context in force on the model, or None."""
         return None if (model := self._model()) is None else applied_to(model)
 
     def report(self) -> Document:
@@ -157,7 +157,7 @@ class Panel:
         return MEMORY.of(self._model())
 
     def _take_tuned(self) -> None:
-        """Make the search's answer the choice, unless a plan was applied after the search."""
+        """Choose the config that the search found, unless a plan was applied after the search."""
         if (found := self._tuned) is not None and found.is_newer:
             self.config = found.config
 
@@ -221,7 +221,7 @@ class Panel:
             self._run.stop()
 
     def _interrupt(self) -> None:
-        """Interrupt the block of a measurement, which may compile; called in another thread."""
+        """Interrupt the current block, which may be compiling; called in another thread."""
         if self._run is not None:
             self._run.interrupt()
 
@@ -311,7 +311,7 @@ class Panel:
 
     def _draw(self) -> None:
         now, is_steady = time.monotonic(), self._is_busy and self._was_busy
-        # Before the rounds every state is drawn at once: a block may compile for a long time.
+        # Before the rounds, each state is drawn immediately: a block may compile for a long time.
         has_rounds = self._run is not None and self._run.progress.known is not None
         if is_steady and has_rounds and now - self._drawn_at < INTERVAL_S:
             return

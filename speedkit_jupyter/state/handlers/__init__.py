@@ -1,1 +1,1 @@
-"""One handler for each kind of state: how it is found, copied, compared and put back."""
+"""Handlers, one for each kind of state: they find, copy, compare and restore the state."""

@@ -1,4 +1,4 @@
-"""Handlers of NumPy arrays, byte buffers, images and random generators."""
+"""Handlers for NumPy arrays, byte buffers, images and random generators."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Arrays(StateHandler):
 
 
 def _bare(array: Any) -> Any:
-    """Return a plain NumPy view of an array, which may be of a subclass."""
+    """Return a plain `np.ndarray` view of an array, because a subclass may override methods."""
     return array.view(np.ndarray)
 
 
@@ -80,7 +80,7 @@ class Buffers(StateHandler):
         return memory is None or memoryview(instance).tobytes() == memory
 
     def put_back(self, instance: Any, memory: bytes) -> None:
-        """Write in place. Raises BufferError if the size changed and a view is in use."""
+        """Write the bytes in place. Raises BufferError if the size changed and a view is in use."""
         if isinstance(instance, bytearray | array) and memoryview(instance).nbytes != len(memory):
             del instance[:]
             write = instance.extend if isinstance(instance, bytearray) else instance.frombytes
@@ -91,13 +91,13 @@ class Buffers(StateHandler):
 
 
 class Pictures(StateHandler):
-    """Handle PIL images: their pixels."""
+    """Handle the pixels of PIL images."""
 
     def recognizes(self, cls: type) -> bool:
         return issubclass(cls, getattr(sys.modules.get("PIL.Image"), "Image", ()))
 
     def copy(self, instance: Any, copies: CopyBudget) -> bytes | None:
-        instance.load()  # the file can be read only once
+        instance.load()  # PIL reads the file at the first use
         pixels: bytes = instance.tobytes()
         return pixels if copies.fits(instance, len(pixels)) else None
 

@@ -1,4 +1,4 @@
-"""The base class of state handlers, and the limit of the bytes that are copied."""
+"""The base classes of state handlers, and the limits on copied bytes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 MISSING = object()
-# Limits in bytes of one copy, and of all copies together, except of tensors of models and
-# optimizers. Larger objects are probably data that steps only read: they are reported, not copied.
+# Limits in bytes for one copy and for all copies; tensors of models and optimizers have no limit.
+# Larger objects are probably data that steps only read: they are reported, not copied.
 MOST_COPIED_BYTES, MOST_COPIED_IN_ALL = 2**28, 2**31
 
 
@@ -33,14 +33,14 @@ class CopyBudget:
 
 
 class StateHandler:
-    """One kind of state. A list subclass has two kinds, for example: elements and attributes.
+    """Handle one kind of state. A list subclass, for example, has two: elements and attributes.
 
-    `copy` keeps an object's values, or references to the object's parts (`children`). The contents
-    of parts are copied by the parts' handlers.
+    `copy` returns an object's values, or references to the object's parts (`children`). The parts'
+    handlers copy the contents of the parts.
     """
 
     types: tuple[type, ...] = ()  # classes with this kind of state
-    bulky = False  # True if snapshots share the base's copies of unchanged objects
+    bulky = False  # True if snapshots share an earlier snapshot's copies of unchanged objects
     has_state = True  # True if the objects have state to put back
 
     def recognizes(self, cls: type) -> bool:
@@ -52,7 +52,7 @@ class StateHandler:
         return ()
 
     def copy(self, instance: Any, copies: CopyBudget) -> Any:
-        """Return a copy of the object's contents. Raises the errors of copying."""
+        """Return a copy of the object's contents. May raise any Exception."""
         return None
 
     def same(self, instance: Any, memory: Any) -> bool:
@@ -75,7 +75,7 @@ class StateHandler:
         """Write the copied contents back into the object."""
 
     def replace(self, instance: Any, old: Any, new: Any) -> None:
-        """Replace `old` by `new` in all places of the object."""
+        """Replace all references to `old` in the object by references to `new`."""
 
     def is_unrestorable(self, instance: Any) -> bool:
         """Return whether the object can't be put back, so that a warning precedes the run."""
@@ -83,7 +83,7 @@ class StateHandler:
 
 
 class CompositeHandler(StateHandler):
-    """State that consists of references to other objects, such as the elements of a list."""
+    """Handle state that consists of references to other objects, such as the elements of a list."""
 
     def children(self, instance: Any) -> Iterable[Any]:
         memory = self.copy(instance, CopyBudget())
@@ -91,7 +91,7 @@ class CompositeHandler(StateHandler):
 
 
 class NamedParts(CompositeHandler):
-    """State that consists of named references; the copy is a dict."""
+    """Handle state that consists of named references; the copy is a dict."""
 
     def write(self, instance: Any, name: Any, value: Any) -> None:
         """Set the part `name` of the object."""
@@ -111,7 +111,7 @@ class NamedParts(CompositeHandler):
 
 
 def attribute_dict(instance: Any) -> dict[str, Any] | None:
-    """Return an instance's `__dict__` (None if missing) without running its `__getattribute__`."""
+    """Return an instance's `__dict__`, or None without a dict; don't run its `__getattribute__`."""
     try:
         attributes = object.__getattribute__(instance, "__dict__")
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Handlers of containers: dicts, lists, sets, attributes, slots, classes and modules."""
+"""Handlers for dicts, lists, sets, attributes, slots, classes, modules and TorchScript."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from speedkit_jupyter.torchglue.private import tree_flatten
 
 
 class Dicts(CompositeHandler):
-    """Handle dicts: entries in order, and a defaultdict's factory. Entries of plans stay."""
+    """Handle dicts: entries in order, and a defaultdict's factory. Entries that plans made stay."""
 
     types = (dict,)
 
@@ -121,7 +121,7 @@ class Attributes(StateHandler):
 
 
 class Scripted(StateHandler):
-    """Handle C++ attributes of TorchScript modules: tensors by identity, others by value."""
+    """Handle TorchScript modules' C++ attributes: compare tensors by identity, others by value."""
 
     types = (torch.jit.ScriptModule,)
 
@@ -144,7 +144,7 @@ class Scripted(StateHandler):
 
 
 class Slots(NamedParts):
-    """Handle `__slots__`, written by descriptors because frozen classes refuse `setattr`."""
+    """Handle `__slots__`, written through descriptors because frozen classes refuse `setattr`."""
 
     def recognizes(self, cls: type) -> bool:
         return not issubclass(cls, type) and any("__slots__" in vars(base) for base in cls.__mro__)

@@ -1,4 +1,4 @@
-"""Handlers of global names, closure cells, functions, generators and iterators."""
+"""Handlers for global names, closure cells, functions, generators and iterators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from speedkit_jupyter.state.handlers.base import CopyBudget, NamedParts, StateHa
 from speedkit_jupyter.state.ownership import is_installed, is_machinery, is_the_users_function
 from speedkit_jupyter.torchglue.modules import USERS_PARTS, loader_iterator
 
-# Code with one of these names may access any global name by text, as `%time` does.
+# Code that uses one of these names may look up any global name by string, as `%time` does.
 TEXTUAL = frozenset([
     "globals", "exec", "get_ipython", "__globals__", "f_globals", "__main__", "user_ns", "run_cell",
     "run_line_magic", "run_cell_magic",
@@ -30,7 +30,7 @@ TEXTUAL = frozenset([
 class Names:
     """The names of a namespace that code reads and binds; `whole`: all names without leading `__`.
 
-    `others` are further objects that the code reaches: imports, or all names if found by text.
+    `others` are imports, and `whole` Names of the namespace if code may look up names by string.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class CodeNames(NamedTuple):
     read: tuple[str, ...]
     bound: tuple[str, ...]
     imports: tuple[tuple[str, tuple[str, ...]], ...]
-    texts: tuple[str, ...] | None  # words in constants; None unless code looks up names by text
+    texts: tuple[str, ...] | None  # words in constants; None unless code looks up names by string
 
 
 @lru_cache(maxsize=4096)
@@ -164,7 +164,7 @@ def names_of(codes: Sequence[CodeType], space: MutableMapping[str, Any]) -> Name
 
 # --- iterators ---
 
-# Iterators that keep elements that they have drawn; a walk does not look into them.
+# Iterators that store the elements they have drawn; walks do not look into these iterators.
 COLLECTING: tuple[type, ...] = (itertools.cycle, type(itertools.tee(())[0]))
 
 
@@ -225,11 +225,11 @@ class Iterators(StateHandler):
         return cls.__dictoffset__ == 0 and "__slots__" not in vars(cls)
 
     def children(self, instance: Any) -> Iterable[Any]:
-        """Yield the objects behind a user's generator, a C iterator or a loader's iterator."""
+        """Yield objects that a user's generator, a C iterator or a loader's iterator refers to."""
         if isinstance(instance, loader_iterator()):
             yield from (getattr(instance, name, None) for name in USERS_PARTS)
         elif not isinstance(instance, GeneratorType):
-            # Only the garbage collector knows the parts. Inner iterators advance with `instance`.
+            # Only `gc` knows the parts. Inner iterators are left out: they advance with `instance`.
             behind = [] if isinstance(instance, COLLECTING) else gc.get_referents(instance)
             yield from (part for part in behind if not issubclass(type(part), Iterator))
         elif (frame := instance.gi_frame) is not None and not is_installed(

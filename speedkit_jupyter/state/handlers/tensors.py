@@ -1,4 +1,4 @@
-"""Handlers of tensors: values, memory, gradients and hooks, bit by bit."""
+"""Handlers for tensors: restore values bit for bit, with memory, gradients and hooks."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Tensors(StateHandler):
 
 
 class Gradients(StateHandler):
-    """Handle the `.grad` and the hooks of tensors, which are put back after all values."""
+    """Handle the `.grad` and the hooks of tensors; both are put back after all values."""
 
     types = (torch.Tensor,)
 
@@ -119,7 +119,7 @@ class Gradients(StateHandler):
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype, device, and strides with address and bytes; the layout if unstrided."""
+    """Return shape, dtype, device, then strides and (address, bytes); the layout if unstrided."""
     parameters: Any = torch.nn.parameter
     if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # a lazy wrapper without a shape
@@ -134,7 +134,7 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, or a flat view of its memory if elements overlap: `copy_` refuses them."""
+    """Return the tensor; if elements overlap, which `copy_` refuses, a flat view of its memory."""
     if not is_plain(tensor) or tensor.numel() < 2:
         return tensor
     pairs = zip(tensor.shape, tensor.stride(), strict=True)

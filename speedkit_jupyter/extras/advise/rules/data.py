@@ -33,7 +33,7 @@ from speedkit_jupyter.support.units import count, share
 def other_loader(
     seen: Situation, own: Any, settings: LoaderSettings, lengths: Sequence[int] = ()
 ) -> Remedy | None:
-    """Return a remedy: other settings or lengths of a loader; None if the step creates `own`."""
+    """Return a remedy that rebuilds the loader `own`; None if the step itself creates it."""
     numbers = [at for at, one in enumerate(seen.subject.loaders) if one is own]
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:
@@ -86,7 +86,7 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
-    """Return whether workers may help, by a look at samples; False for tensors in memory."""
+    """Return whether workers may help, judged by samples; False for unbatched or in-memory data."""
     if loader.batch_sampler is None or loader_settings.takes_whole_batches(loader):
         return False
     seen.settle()
@@ -98,7 +98,7 @@ def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
 def _gain_of_workers(seen: Situation, data: float, number: int) -> Gain:
     """Return the expected gain of workers, which at best load while the step computes.
 
-    On a CPU, workers take cores from the step, at worst half of its speed: a small CNN on two
+    On a CPU, workers take cores from the step, which at worst halves its speed: a small CNN on two
     cores, with half of its step in loading, was 0.82 to 0.87 times as fast with one or two
     workers. Each loop waits for its first batch.
     """
@@ -173,7 +173,7 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
         return
     seen.settle()
     checked = "your model must ignore padding: by attention_mask, and by labels of -100"
-    with suppress(Exception):  # such as a length that is too long for the model
+    with suppress(Exception):  # a length may be too long for the model
         if keeps_loss(model, calls[0].kwargs, lengths):
             checked = "the loss of a batch was the same with padding"
     drawn = next((one.loader for one in seen.observed.draws.values()), None)
@@ -193,7 +193,7 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
 def padded(words: torch.Tensor) -> tuple[float, float] | None:
     """Return the share of padding, and of columns after the longest row, in rows of integers.
 
-    Padding is the commonest value of the last column, at row ends. None if absent or not tokens.
+    Padding is the last column's most common value, at row ends. None without padding or tokens.
     """
     if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
         return None

@@ -37,8 +37,8 @@ class CostlyCode(NamedTuple):
     """A kind of slow statement, and its remedy.
 
     `nodes` finds statements in the executed code; statements below the share `taken` of the step
-    don't count. `because` ends the evidence; lines get `least` to `most` times as fast. Titles may
-    contain `place`, `code` and the called `name`.
+    don't count. `because` ends the evidence. The remedy makes the statement `least` to `most` times
+    as fast. Titles may contain `place`, `code` and the called `name`.
     """
 
     nodes: Callable[[ObservedCall], Iterable[tuple[FunctionCode, ast.AST]]]
@@ -67,7 +67,7 @@ def _growing(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
 
 
 def _over_parameters(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
-    """Find `for p in model.parameters(): …`, except with NumPy, which has no batched call."""
+    """Find `for p in model.parameters(): …`, except loops with NumPy, which has no batched call."""
     every = ("parameters", "named_parameters", "buffers")
     loops: Any = seen.nodes(ast.For, ast.ListComp, ast.GeneratorExp)
     for code, node in loops:
@@ -79,7 +79,7 @@ def _over_parameters(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST
 
 
 def _keeping_logits(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
-    """Find `kept.append(output.logits)` in evaluation: a number per token and vocabulary word."""
+    """Find `kept.append(output.logits)` in evaluation: a token has a logit per vocabulary word."""
     small = ("argmax", "topk", "max", "gather", "mean", "sum")
     for code, node in () if seen.has_backward else _calls("append", "extend")(seen):
         inside = [*ast.walk(node)]
@@ -167,7 +167,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
 def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     """Find lines that wait for the device: `.item()`, `print(loss)`, `if loss > 0`.
 
-    On a CPU these lines don't wait: only lines with 16 or more calls a step count (all their time).
+    On a CPU these lines don't wait: they count only from 16 calls a step on, with all their time.
     """
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():
@@ -198,7 +198,7 @@ def slow_lines(seen: Situation) -> Iterator[Opportunity]:
     for part in parts:
         lines = [line for line in seen.profile.lines.costliest(part) if line[0] not in known]
         while lines:
-            # The costliest line, with lines up to three before or after.
+            # The costliest line, together with lines up to three above or below it.
             (file, number), _ = lines[0]
             near = [one for one in lines if one[0].file == file and abs(one[0].number - number) < 4]
             lines = [one for one in lines if one not in near]

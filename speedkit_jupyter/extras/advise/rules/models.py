@@ -71,7 +71,7 @@ def no_grad(seen: Situation) -> Iterator[Opportunity]:
     yield Opportunity(
         f"call {called} under torch.no_grad()",
         f"gradients are on, and no backward pass follows; forward: {share(part)} of the step",
-        amdahl(part, 1.0, 1.6),  # recording costs small operators most
+        amdahl(part, 1.0, 1.6),  # recording the graph slows small operators most
         f"with torch.no_grad(): y = {called}(x) (or torch.inference_mode()): less memory, too",
         trial=lambda _: torch.no_grad(),
     )
@@ -113,7 +113,7 @@ def graph_kept(seen: Situation) -> Iterator[Opportunity]:
 
 def _begins_anew(seen: Situation, code: FunctionCode, node: ast.AST, keeper: str) -> bool:
     """Return whether the sum or list `keeper` is reset for each step."""
-    # In a function called at least once per step, or in a loop around the node.
+    # The reset is in a function that runs at least once per step, or in a loop around the node.
     around: list[ast.AST] = [code.tree] * (seen.steps <= code.calls)
     around += (one for one in code.nodes(ast.For, ast.While) if node in ast.walk(one))
     inside = (one for tree in around for one in FunctionCode(code.code, tree).nodes(ast.Assign))
@@ -132,7 +132,7 @@ def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
     inside = [*ast.walk(value)]
     plain = ("item", "detach", "float", "tolist", "numpy", "int", "len")
     is_plain = any(is_called(one, *plain) for one in inside)
-    if is_plain or keeper in losses:  # a loss that is a sum of parts
+    if is_plain or keeper in losses:  # `keeper` may be a loss that sums parts
         return keeper, ""
     return keeper, min({one.id for one in inside if isinstance(one, ast.Name)} & losses, default="")
 
@@ -188,7 +188,7 @@ def _outermost(seen: Situation, idle: Sequence[torch.nn.Parameter]) -> str:
 
 def needless_checkpointing(seen: Situation) -> Iterator[Opportunity]:
     """Find gradient checkpointing while free memory is at least four times the model's weights."""
-    # The backward pass repeats the forward pass.
+    # With checkpointing, the backward pass repeats the forward pass.
     most, free = min(seen.share("forward"), seen.share("backward")), free_bytes(seen.device)
     weights = sum(one.nbytes for one in seen.subject.parameters)
     every = (part for model in seen.subject.models for part in model.modules())
@@ -259,7 +259,7 @@ def double_precision(seen: Situation) -> Iterator[Opportunity]:
         f"compute in float32: {called} is in float64",
         f"{called}'s parameters are float64; forward, backward and optimizer: "
         f"{share(computing)} of the step",
-        # Twice the bytes, and half as many numbers per vector; on many GPUs 1/32 of the rate.
+        # float64: twice the bytes, half as many numbers per vector; on many GPUs 1/32 of the rate.
         amdahl(computing, 1.25, 3.0) if seen.on_cpu else amdahl(computing, 1.5, 20.0),
         f"{called}.float(), and x.float() (NumPy's numbers are float64)",
         "7 digits instead of 16; create the optimizer again",
@@ -267,7 +267,7 @@ def double_precision(seen: Situation) -> Iterator[Opportunity]:
 
 
 def attention_by_hand(seen: Situation) -> Iterator[Opportunity]:
-    """Find a softmax and two or more products in one function of the user's code."""
+    """Find a softmax and two or more matrix products in one function of the user's code."""
     names = ("bmm", "baddbmm", "einsum", "matmul", "softmax", "masked_fill", "div")
     taken = min(seen.operators(SOFTMAX, *(f"aten::{name}" for name in names)), 0.9)
     for code in seen.observed.code if taken >= 0.05 else ():
