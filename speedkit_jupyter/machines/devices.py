@@ -47,9 +47,10 @@ class Kind:
         return bool((getattr(self.module, "is_initialized", None) or self.module.is_available)())
 
     def allocated_bytes(self, device: torch.device | None = None) -> int:
-        """Return the bytes of tensors on a device of this kind."""
+        """Return the bytes of tensors on a device of this kind, by default on all of them."""
         if hasattr(self.module, "memory_allocated"):
-            return int(self.module.memory_allocated(device))
+            every = range(self.module.device_count()) if device is None else [device]
+            return sum(int(self.module.memory_allocated(one)) for one in every)
         return int(self.module.current_allocated_memory())  # torch.mps
 
     def free_bytes(self, device: torch.device) -> int | None:

@@ -77,10 +77,10 @@ class Interruptions:
 def waited_s() -> float:
     """Return the seconds that this process's threads waited for a core, on Linux; else 0."""
     waited_ns = 0
-    # Raised on other systems, or if a thread has just ended.
-    with suppress(OSError, IndexError, ValueError):
+    with suppress(OSError):  # another system
         for thread in os.scandir("/proc/self/task"):
-            with open(f"{thread.path}/schedstat") as counts:
+            # A thread may have just ended.
+            with suppress(OSError, IndexError), open(f"{thread.path}/schedstat") as counts:
                 waited_ns += int(counts.read().split()[1])
     return waited_ns / 1e9
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.state.walk import Walk
-from speedkit_jupyter.support.wrappers import each_once, unwrapped
+from speedkit_jupyter.support.wrappers import each_once
 
 
 def reached(values: Iterable[Any]) -> list[Any]:

@@ -216,7 +216,7 @@ def test_other_batch_sizes_are_right_where_an_update_has_the_same_gradients(
     assert (trainer.args.per_device_train_batch_size, trainer._train_batch_size) == (4, 4)
 
 
-def test_the_line_has_the_arguments_that_are_proven_faster_and_counts_padding(trainer):
+def test_the_line_has_the_arguments_that_are_proven_faster_and_counts_padding(trainer, tmp_path):
     trainer.train_dataset = [{"input_ids": [1] * length} for length in (2, 50) * 8]
     advisor = TrainerAdvisor(trainer, 1.0, "")
     assert "Nothing was measured within the budget" in advisor.advice().to_text()
@@ -225,5 +225,10 @@ def test_the_line_has_the_arguments_that_are_proven_faster_and_counts_padding(tr
         record.times_s = [1.0 if is_fast else 2.0] * 30
     told = advisor.advice().to_text()
     given = "per_device_train_batch_size=2, gradient_accumulation_steps=2"
-    assert f'TrainingArguments(…, optim="adamw_torch_fused", {given})' in told
+    line = f'TrainingArguments(…, optim="adamw_torch_fused", {given})'
+    assert line in told
+    import transformers
+
+    arguments = eval(line.replace("…", f"{str(tmp_path)!r}, use_cpu=True"), vars(transformers))
+    assert (arguments.optim, arguments.train_batch_size) == ("adamw_torch_fused", 2)
     assert "48 % of the words in batches are padding, 0.0 %" in " ".join(told.split())

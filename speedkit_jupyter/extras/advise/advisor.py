@@ -35,8 +35,8 @@ TRIALS = 0.1
 class Advisor:
     """Find opportunities: drain `run()`, then read `result()`. `subject` is the step's name."""
 
-    def __init__(self, profiler: Profiler, subject: str = "", loader: Any = None) -> None:
-        self._profiler, self._loaders = profiler, [] if loader is None else [loader]
+    def __init__(self, profiler: Profiler, subject: str = "") -> None:
+        self._profiler = profiler
         self._advice = Advice(profiler.result(), subject=subject)
         self._trial_s = TRIALS * profiler.budget_s
         self.has_results = profiler.has_results
@@ -72,7 +72,7 @@ class Advisor:
             observed=call,
             cores=Hardware.current().cpu.usable_cores,
             device=isolated.device,
-            subject=Subject(step.models, step.optimizers, self._loaders or loaders_of(step)),
+            subject=Subject(step.models, step.optimizers, loaders_of(step)),
             names=dict(zip(call.draws, called, strict=True)) | modules,
             settle=isolated.settle,
             trial_s=self._trial_s,
@@ -171,4 +171,4 @@ def advise(
     name = getattr(step, "__name__", "step")
     step = over_batches(step, loader, name, "give loader=…")
     measured = step_of(step, model, optimizer)
-    return drained(Advisor(Profiler(measured, budget_s, f"advise({name})"), name, loader))
+    return drained(Advisor(Profiler(measured, budget_s, f"advise({name})"), name))

@@ -57,8 +57,8 @@ def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -
     else:
         make_step = lambda: step_of(_epoch_of(names, name, arguments.loader), model)  # noqa: E731
         text, subject = f"%speedkit advise --step {name}", name
-    loader = namespace.find_loader(names, arguments.loader)
-    advisor = Advisor(Profiler(make_step(), arguments.budget, text), subject, loader)
+    namespace.find_loader(names, arguments.loader)  # raises UsageError for an unknown name
+    advisor = Advisor(Profiler(make_step(), arguments.budget, text), subject)
     variable = None if arguments.wanted else arguments.v
     found = measured(advisor, "looking for slow parts", names, variable).opportunities
     return Advised(list(found), make_step, asked)

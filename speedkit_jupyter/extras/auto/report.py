@@ -41,7 +41,8 @@ def _plans(loop: RacedLoop) -> Table:
         if duel is not None and duel.pairs:
             rounds, speedup = f"{len(duel.pairs):,}", f"{units.ratio(duel.median)} {duel.leader}"
         if name == race.leader and race.proof is not None:  # as the headline says it
-            rounds, speedup = rounds or "earlier run", f"{units.ratio(race.proof.median)} {BASELINE}"
+            rounds = rounds or "earlier run"
+            speedup = f"{units.ratio(race.proof.median)} {BASELINE}"
         turn = "races again: the machine was busy" if name in race.again else "waits for its turn"
         outcome = race.reasons.get(name, turn if name in race.waiting else "")
         if name == loop.plans.in_force:

@@ -53,7 +53,7 @@ def free(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _used_bytes() -> Iterator[tuple[str, int]]:
-    """Yield names and bytes: the process, and tensors on each accelerator kind's current device."""
+    """Yield names and bytes: the process, and tensors on all accelerators of each kind."""
     yield "this process", psutil.Process().memory_info().rss
     for kind in devices.in_use():
         yield kind.name, kind.allocated_bytes()
