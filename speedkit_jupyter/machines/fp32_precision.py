@@ -4,7 +4,7 @@ torch has an old API (`set_float32_matmul_precision`, `cudnn.allow_tf32`) and a 
 (`fp32_precision` per backend and operation). Once both are used, readers of the old API may raise
 RuntimeError. Readers of the new API return inherited values, so `restore` writes only values that
 differ, and `none` (inherit) wherever `none` is enough. In a new process, CUDA's conv and rnn have a
-state that no setter can write: TF32, unless a parent sets another precision.
+state that no setter can write: TF32, unless a parent setting has another precision.
 """
 
 from __future__ import annotations

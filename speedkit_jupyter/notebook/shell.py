@@ -92,7 +92,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
     @magic.line_cell_magic  # type: ignore[untyped-decorator]
     @magic.no_var_expand  # type: ignore[untyped-decorator]
     def speedbench(self, line: str, cell: str | None = None) -> Any:
-        """Time this cell or statement, or compare plans for it, fairly. `%speedkit help`"""
+        """Time a cell or statement, or compare plans for it. Help: `%speedkit help speedbench`"""
         from speedkit_jupyter.notebook.commands import HELP
         from speedkit_jupyter.notebook.speedbench import run, with_statement
 

@@ -44,8 +44,8 @@ class ObservedDifference:
 
     `error` is the deviation of floats. `count` integers differ, by at most `most`; `largest` is the
     trace's largest magnitude, `first` the first differing index in the last dimension. Text has the
-    size 0. Rows of kind `result` come after differing tokens or uncompared optimizer steps: their
-    floats are not judged, and their integers are judged loosely.
+    size 0, and `count` 1 if it differs. Rows of kind `result` come after differing tokens or
+    uncompared optimizer steps: their floats are not judged, and their integers are judged loosely.
     """
 
     kind: str

@@ -111,7 +111,7 @@ class PropertyOverride:
         owner.put(thing, override, self._optimizers)
 
     def renew(self, thing: Any, optimizers: Optimizers = ()) -> None:
-        """Apply the active override again after a state was loaded or an optimizer was created."""
+        """Apply the active override again after an optimizer was created or loaded its state."""
         layers, owner = self._property.every().get(thing), self._property
         if layers is not None and self in layers.overrides:
             if not owner.holds(thing, layers.top):

@@ -265,7 +265,7 @@ class RacedLoop:
         is_compiled = not name or self.plans.is_compiled(name)  # compiled code is for one shape
         if is_compiled and self._step.kind != self._kinds.usual:
             examiner.end()
-        elif not name:  # the loop goes on under the winner, while another process compiles
+        elif not name:  # trace the step; then the loop goes on, while another process compiles
             self._compile.choose(self.race.leader, examiner.draws)
             try:
                 with examiner.repeating(), self._compile.tracing():

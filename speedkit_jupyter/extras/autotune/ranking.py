@@ -133,7 +133,7 @@ def problem_of(choices: Sequence[Any]) -> Problem | None:
 
 
 def device_of(device: Any = None) -> DeviceName:
-    """Return the name of a torch.device; by default of the current GPU, or else the CPU."""
+    """Return a torch.device's DeviceName (default: the current CUDA GPU, or else the CPU)."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

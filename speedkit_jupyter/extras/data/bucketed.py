@@ -35,7 +35,7 @@ def bucketed(
 
     Args:
         collate_fn: the loader's own function, which pads samples to one length.
-        lengths: the lengths of batches; each is compiled once.
+        lengths: the lengths to pad to; code is compiled once for each.
         pad_value: the value for new places, such as a tokenizer's `pad_token_id`, or values by
             field (others get 0). Unless named here, `labels`, `label_ids` and `targets` get -100,
             which cross-entropy ignores; masks, `token_type_ids` and `position_ids` get 0.

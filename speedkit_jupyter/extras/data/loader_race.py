@@ -1,4 +1,4 @@
-"""Time loaders in windows of shuffled rounds, with the user's step, and drop slow loaders."""
+"""Time the user's step with each loader, in shuffled rounds, and drop slow loaders."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from speedkit_jupyter.torchglue import private as torch_private
 Space = MutableMapping[str, Any]
 CONTAINERS = (list, dict, set, deque, bytearray)
 VALUES = (str, bytes, int, float, complex)
-# Names that IPython binds in each process.
+# Names that IPython binds in each process; they are not sent.
 OWN = {"In", "Out", "get_ipython", "exit", "quit", "open", "display"}
 
 

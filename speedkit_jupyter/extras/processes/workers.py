@@ -235,7 +235,7 @@ def current() -> Workers | None:
 
 
 def started(size: int | None, say: Callable[[str], object]) -> Workers:
-    """Return `size` workers (default: as many as run now, or 2); reuse them if all are alive."""
+    """Return `size` workers (default: as now, or 2); restart all if `size` changes or one died."""
     running = current()
     wanted = size or (running.size if running else 2)
     if running and running.size == wanted and not running.dead():

@@ -132,7 +132,7 @@ class OperatorTrace:
         self.calls += 1
 
     def costs(self, kinds: Mapping[str, str]) -> Costs:
-        """Return the costs; `kinds` are the classes of modules by name."""
+        """Return the costs of modules and operators; `kinds` has class names by module name."""
         modules = self._costs("module")
         for one in modules:
             one.kind = kinds.get(one.name, "")

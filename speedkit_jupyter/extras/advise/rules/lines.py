@@ -167,7 +167,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
 def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     """Find lines that wait for the device: `.item()`, `print(loss)`, `if loss > 0`.
 
-    On a CPU these lines don't wait: they count only from 16 calls a step on, with all their time.
+    On a CPU these lines don't wait: a line counts from 16 calls per step, and with its whole time.
     """
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():

@@ -156,7 +156,7 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
         return
     every = [one for one in seen.subject.parameters if id(one) in seen.observed.got_gradients]
     idle = [one for one in every if id(one) not in seen.held]
-    # Two estimates of cost: a convolution's few elements take long, an embedding's many do not.
+    # Two estimates, by elements and by tensors: a convolution has few elements, but takes long.
     by_size = sum(one.numel() for one in idle) / max(sum(one.numel() for one in every), 1)
     least, most = sorted([by_size, len(idle) / max(len(every), 1)])
     if most < 0.1:
