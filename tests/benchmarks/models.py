@@ -105,7 +105,7 @@ def furthest(plain: object, tuned: object) -> float:
 def promises(row: Row) -> dict[str, bool]:
     return {
         f"changed {row['changed'][:3]}": not row["changed"],
-        f"failed {row['failed']}": not row["failed"],
+        f"failed {row['failed']}": row["failed"].keys() <= {"guide"},
         "slower than the advice": row["failed"] or row["over_guide"][0] >= BELOW,
     }
 
