@@ -6,6 +6,7 @@ import ast
 import builtins
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from io import IOBase
@@ -21,7 +22,7 @@ from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.rounds.clock import Stopwatch
 from speedkit_jupyter.state.handlers.names import Names, global_names, names_of
 from speedkit_jupyter.step import reachable
-from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.step import StateWarning, Step
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import StepError, did_you_mean
 from speedkit_jupyter.support.lookup import is_a
@@ -163,8 +164,16 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
         others=[cell.names()],
         iterators=cell.iterators(),
         around_blocks=cell.quiet,
-        say=messages.debug if quiet else messages.important,
+        say=messages.debug if quiet else _named,
     )
+
+
+def _named(line: str) -> None:
+    """Show the line of a StateWarning, unless the user's filters ignore it or make it an error."""
+    with warnings.catch_warnings(record=True) as shown:
+        messages.warn(line, StateWarning)
+    if shown:
+        messages.important(line)
 
 
 def again(shell: Any, cell: Cell, arguments: Any) -> Step:

@@ -90,7 +90,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse_line(self, line: str) -> argparse.Namespace:
         """Return the parsed arguments of a magic's line; raises UsageError."""
-        return self.parse_args(split(line))
+        words = split(line)
+        for word in words:  # before argparse takes the value of an unknown option for an argument
+            name = word.partition("=")[0]
+            if name[:2] == "--" != name and name not in self._option_string_actions:
+                self.error(f"unrecognized arguments: {word}")
+        return self.parse_args(words)
 
     def described(self) -> list[tuple[str, str]]:
         """Return a row per option: the usage, and the purpose with the option's words."""

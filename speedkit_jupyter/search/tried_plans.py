@@ -102,7 +102,8 @@ class TimedPlan:
     def is_likely(self) -> bool:
         """Return whether enough rounds show a gain that may matter, within the user's limit."""
         has_enough = self.ratio.pairs >= thresholds.FEW_ROUNDS and not self.is_vague
-        is_faster = self.ratio.median > 1 and self.range[1] >= thresholds.LEAST_WORTH_FINDING
+        is_worth_it = self.ratio.median >= thresholds.LEAST_COSTLY_PART_GAIN
+        is_faster = is_worth_it and self.range[1] >= thresholds.LEAST_WORTH_FINDING
         return has_enough and is_faster and not self.above_limit
 
     @property

@@ -4,6 +4,8 @@ import pytest
 from IPython.core.error import UsageError
 from training import everything, is_lowered
 
+from speedkit_jupyter import StateWarning
+
 pytestmark = pytest.mark.usefixtures("trusted")
 
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
@@ -31,6 +33,19 @@ def test_a_step_prints_once_and_everything_is_as_before(shell):
 
     assert shell.names["loss"] is loss
     assert "noise" not in shell.names
+
+
+def test_what_cant_be_put_back_is_an_error_if_the_user_asks(shell, tmp_path):
+    shell.names |= {"log": tmp_path / "log", "StateWarning": StateWarning}
+    shell.run("import warnings; warnings.simplefilter('error', StateWarning)")
+    error = shell.fails(bench("--budget 0.1", f"log.open('a').write('x')\n{STEP}"))
+    assert isinstance(error, StateWarning)
+    assert not shell.names["log"].exists()
+
+
+def test_a_mistyped_option_is_named_before_its_value(shell):
+    error = shell.fails("%speedkit auto --overhaed 5")
+    assert "unknown option '--overhaed'. Did you mean '--overhead'?" in str(error)
 
 
 @pytest.mark.parametrize(

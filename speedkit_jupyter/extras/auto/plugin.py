@@ -102,7 +102,7 @@ def off() -> None:
         _RUNNING.pop().end()
 
 
-def _share(text: str) -> float:
+def percent(text: str) -> float:
     return float(text.removesuffix("%")) / 100
 
 
@@ -113,7 +113,7 @@ def _share(text: str) -> float:
         "--overhead",
         "PERCENT",
         f"of the run that examinations and slower plans may cost ({100 * OVERHEAD:g})",
-        type=_share,
+        type=percent,
         default=OVERHEAD,
     ),
     Option(

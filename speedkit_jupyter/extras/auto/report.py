@@ -85,18 +85,19 @@ def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
         if race.is_settled:
             plans = units.count(tried, "plan")
             return f"{begun}: {plans} tried, none proven faster, so all is as it was."
-        where = f"{tried} had their turn" if tried else "no plan had its turn"
+        where = f"{tried} of {units.count(every, 'plan')} raced"
         if race.duel is not None:
             rounds = units.count(len(race.duel.pairs), "round")
             where = f"{race.duel.rival} is undecided after {rounds}"
-        line = f"{begun}: too short to prove one of {every} plans; {where}. The next run goes on."
+        line = f"{begun}: too short to prove a plan; {where}. The next run goes on."
         return f"{line} {NEXT}" if in_notebook else line
     ratio = race.proof
     under = 1 - totals.seconds.get(BASELINE, 0.0) / took_s
     gain, low, high = (1 + under * (one - 1) for one in (ratio.median, ratio.low, ratio.high))
     plain = units.seconds(took_s * gain)
     times = f"{gain:.2f}×, {low:.2f} to {high:.2f}"
-    line = f"{begun}, about {plain} without ({times}) by {race.leader}."
+    earlier = ", as an earlier run proved" * (race.tried.get(race.leader) is None)
+    line = f"{begun}, about {plain} without ({times}) by {race.leader}{earlier}."
     if totals.predictions:
         exact = "--eval exact" if in_notebook else 'evaluation="exact" keeps them plain'
         line += f" {totals.predictions:,} calls for evaluation ran under it too ({exact})."
