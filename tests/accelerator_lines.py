@@ -1,7 +1,7 @@
 """Print the lines that only an accelerator reaches, and that no test has reached.
 
     RUN="python -m coverage run -p --source speedkit_jupyter -m pytest -n 0"
-    PYTHONPATH=tests/device $RUN -p sim tests/device; $RUN
+    PYTHONPATH=tests/device $RUN -p sim tests/device tests/extras/kernels/test_graphs.py; $RUN
     python -m coverage combine && python tests/accelerator_lines.py [DATA]
 
 Such lines name `torch.cuda` or a like module, or are in a branch whose condition asks for the kind
