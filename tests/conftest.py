@@ -41,7 +41,6 @@ ALLOWED = os.environ.get("ATEN_CPU_CAPABILITY", "")
 COMPILED = Path(tempfile.gettempdir(), f"speedkit_tests_{USER}{ALLOWED}")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED))
 
-# What one process of the tests has compiled, no other need compile: each would take seconds for it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

@@ -7,24 +7,21 @@
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 ROOT = Path(__file__).parents[1]
 ONE_CORE = ("taskset", "-c", "0")
 BUSY = (sys.executable, "-c", "while True: pass")
 # Instructions that torch, oneDNN and MKL may use, the time zone, the language, and the home folder.
 SURROUNDINGS: dict[str, dict[str, str]] = {
-    "oldest": {
-        "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE",
-    },
-    "avx2": {
-        "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-    },
+    "oldest": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41",
+               "MKL_CBWR": "COMPATIBLE"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
+             "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     "one core": {"OMP_NUM_THREADS": "1"},
     "busy": {},
@@ -49,14 +46,11 @@ def run(name: str, arguments: list[str]) -> tuple[int, str, float]:
     with tempfile.TemporaryDirectory(prefix="Zwölf Äpfel ") as place:
         where = copied(Path(place, "Größe")) if name == "abroad" else ROOT
         variables = {**os.environ, **SURROUNDINGS[name], "PYTHONPATH": str(where)}
-        prefix = ONE_CORE if name == "one core" else ()
         pytest = [] if arguments[:1] == ["make"] else [sys.executable, "-m", "pytest", "-q"]
-        command = [*prefix, *pytest, *arguments]
-        other = subprocess.Popen(BUSY) if name == "busy" else None
+        command = [*(ONE_CORE if name == "one core" else ()), *pytest, *arguments]
+        other = Popen(BUSY) if name == "busy" else None
         begin, last = time.monotonic(), ""
-        process = subprocess.Popen(
-            command, cwd=where, env=variables, stdout=subprocess.PIPE, encoding="utf-8"
-        )
+        process = Popen(command, cwd=where, env=variables, stdout=PIPE, encoding="utf-8")
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)

@@ -30,6 +30,8 @@ HINT = (
 )
 SHARED = "as before: other tensors (a view, a state_dict, an array) follow the weight's memory"
 
+GROUP_NORM = "GroupNorm's backward pass may crash torch on a CPU after frozen layers in this layout"
+
 
 class ChannelsLast(Optimization):
     """Store convolution weights as NHWC for Tensor Cores and oneDNN; activations become NHWC."""
@@ -50,6 +52,13 @@ class ChannelsLast(Optimization):
             return request.decline(False, "TorchScript keeps the layout that it was compiled with")
         if not facts.convolutions:
             return request.decline(False, "the model has no 2-D or 3-D convolution")
+        if any(one.name == "LBFGS" for one in facts.optimizers):
+            return request.decline(
+                False, "LBFGS views gradients as vectors, so they stay as they are"
+            )
+        has_group_norm = any(issubclass(one, torch.nn.GroupNorm) for one in facts.classes)
+        if facts.device_type == "cpu" and has_group_norm and facts.frozen_convolutions:
+            return request.decline(False, GROUP_NORM)
         if now:
             return request.leave(True, "the convolutions are channels-last already")
         if request.value is True:
@@ -116,17 +125,24 @@ class ChannelsLast(Optimization):
         return (True,) if facts.convolutions else ()
 
 
+def note_views(target: Target) -> None:
+    """Note which weights have views; the first result stays, so that a plan returns unchanged."""
+    for module in filter(is_convolution, target.model.modules()):
+        target.memo.followed.setdefault(module, has_views(weight_of(module)))
+
+
 def _laid_out(target: Target) -> list[torch.nn.Module]:
     """Return one convolution for each weight in unshared memory; note views in `memo.followed`."""
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
-    followed, found = target.memo.followed, []
+    if target.search:
+        note_views(target)
+    found = []
     for module in modules.values():
         weight = weight_of(module)
-        if target.search:  # the first result stays, so that a hidden plan comes back unchanged
-            followed.setdefault(module, has_views(weight))
-        is_alone = users[weight.data_ptr()] == 1 and has_own_storage(weight)
-        if is_alone and not followed.get(module, False):
+        tensors = [weight] if weight.grad is None else [weight, weight.grad]
+        is_alone = users[weight.data_ptr()] == 1 and all(map(has_own_storage, tensors))
+        if is_alone and not target.memo.followed.get(module, False):
             found.append(module)
     return found

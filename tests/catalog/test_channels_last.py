@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
 
 
 def network() -> nn.Module:
@@ -32,15 +32,26 @@ def test_gradients_and_optimizer_state_have_the_layout_of_their_weight(fused, ha
 
 
 def test_memory_that_is_shared_stays_shared():
-    model = nn.Sequential(*(nn.Conv2d(3, 3, 3) for _ in range(4)))
+    model = nn.Sequential(*(nn.Conv2d(3, 3, 3) for _ in range(5)))
     model[1].weight = nn.Parameter(model[0].weight.detach())  # one memory, two parameters
     model[2].share_memory()  # as for training in several processes
     flat = torch.zeros(200)
     model[3].weight.data = flat[:81].view(3, 3, 3, 3)
+    model[4].weight.grad = flat[81:162].view(3, 3, 3, 3)
     places = [part.weight.data_ptr() for part in model]
     with apply_speedups(model, SpeedConfig(channels_last=True))[1]:
         assert [part.weight.data_ptr() for part in model] == places
         assert all(part.weight.is_contiguous() for part in model)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"), [(torch.optim.LBFGS, "LBFGS"), (torch.optim.SGD, "GroupNorm")]
+)
+def test_what_torch_breaks_in_this_layout_is_declined(make, word):
+    model = network().insert(1, nn.GroupNorm(2, 4))
+    model[0].requires_grad_(False)
+    facts = Facts.read(model, [make(model[3].parameters())])
+    assert word in plan(SpeedConfig(channels_last=True), facts=facts)["channels_last"].reason
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD])

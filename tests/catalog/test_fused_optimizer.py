@@ -41,6 +41,20 @@ def test_what_can_not_or_should_not_be_fused_is_left_with_the_reason(make, words
         assert optimizer.state_dict()["param_groups"] == groups
 
 
+def test_gradients_and_states_of_other_strides_are_updated_like_without_the_plan():
+    found = []
+    for fused in (False, True):
+        model = nn.ParameterList([torch.ones(3, 4)])
+        optimizer, weight = torch.optim.Adam(model.parameters()), model[0]
+        with applied(model, optimizer, fused_optimizer=fused):
+            for _ in range(3):
+                weight.grad = torch.arange(12.0).view(4, 3).t()
+                optimizer.step()
+                optimizer.state[weight]["exp_avg"].data = weight.grad.clone()
+        found.append(weight.detach())
+    assert torch.allclose(*found)
+
+
 def test_a_group_that_was_added_meanwhile_gets_the_users_setting():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam([model.weight])

@@ -86,11 +86,9 @@ def test_the_optimizers_part_is_applied_to_the_models_that_have_one(kind):
 
 
 def test_a_wrapped_model_that_is_not_named_is_a_bystander():
-    named, other = net(), net()
-    wrapped = nn.DataParallel(other)
+    named, wrapped = net(), nn.DataParallel(net())
     step = step_of(lambda: named(X) + wrapped(X), named)
-    assert [*step.models] == [named]
-    assert [*step.bystanders] == [other]
+    assert ([*step.models], [*step.bystanders]) == ([named], [wrapped.module])
 
 
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["first", "last"])

@@ -170,6 +170,7 @@ class Facts:
     dtypes: tuple[str, ...] = ("float32",)  # the dtypes of the parameters
     parameters: int = 0
     convolutions: int = 0
+    frozen_convolutions: int = 0
     convolution_dims: tuple[int, ...] = (4,)  # dimensions of the convolution weights: 4, 5
     channels_last: int = 0
     linears: int = 0
@@ -270,6 +271,7 @@ def _convolutions(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
         "convolutions": len(convolutions),
         "convolution_dims": tuple(sorted(dims)) or (4,),
         "channels_last": sum(map(is_channels_last, convolutions)),
+        "frozen_convolutions": sum(not weight_of(one).requires_grad for one in convolutions),
     }
 
 

@@ -135,6 +135,33 @@ def _followers(weight: torch.Tensor, optimizers: Optimizers) -> Sequence[tuple[s
     return [(name, t) for name, t in every if t.shape == shape and t.layout == strided]
 
 
+def align(optimizer: torch.optim.Optimizer, *step: Any) -> None:
+    """Give gradients and state their parameter's strides before a fused step.
+
+    torch's fused kernels index all these tensors alike: other strides would mix up elements.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None or parameter.dim() < 2 or gradient.layout != torch.strided:
+                continue
+            if not _has_strides_of(parameter, gradient):
+                aligned = torch.empty_like(parameter, requires_grad=False, dtype=gradient.dtype)
+                parameter.grad = aligned.copy_(gradient)
+            for value in optimizer.state.get(parameter, {}).values():
+                is_like = isinstance(value, torch.Tensor) and value.shape == parameter.shape
+                if is_like and not _has_strides_of(parameter, value):
+                    restride(value, parameter.stride())
+
+
+def _has_strides_of(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether tensors of one shape have the same strides, but for dimensions of one."""
+    strides = one.stride(), other.stride()
+    return strides[0] == strides[1] or all(
+        length == 1 or own == its for length, own, its in zip(one.shape, *strides, strict=True)
+    )
+
+
 class TensorDevice(Property):
     """The device of a parameter or buffer; gradient and optimizer state follow."""
 

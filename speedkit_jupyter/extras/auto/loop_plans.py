@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.catalog import CATALOG, channels_last
 from speedkit_jupyter.catalog.base.decision import Effect
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.extras.auto.race import BASELINE
@@ -107,6 +107,8 @@ class LoopPlans:
                 self._contexts[name] = [
                     prepare(model, config, holding(optimizers, model)) for model in models
                 ]
+            for context in self._contexts[name]:  # no measurement puts back the user's memory
+                channels_last.note_views(context.target)
         return self._contexts[name]
 
     def rounding(self, name: str) -> frozenset[Any]:
