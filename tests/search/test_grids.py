@@ -54,9 +54,7 @@ LSTM = {"bf16+fused_optimizer": 1.005, "bf16": 1.005, "fused_optimizer": 1.0}
 
 @pytest.fixture
 def searched(made_time, monkeypatch) -> Callable[..., Tuning]:
-    """`searched(speedups, step_s)`: a search whose steps are as fast as the grid says of the plan
-    in force, give or take 2 %, or 0.9 times as fast as the plain model where it says nothing.
-    """
+    """`searched(speedups, step_s)`: steps as fast as the grid says, give or take 2 %, else 0.9."""
     in_force, applied = SimpleQueue[str](), Runner.applied  # a list would be put back
     in_force.put("baseline")
     monkeypatch.setenv("SPEEDKIT_HARDWARE", "cpu_avx512_bf16")

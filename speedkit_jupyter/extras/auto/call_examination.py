@@ -25,7 +25,7 @@ from speedkit_jupyter.state.snapshot import ProcessSettings, generators, module_
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue import interrupts
 from speedkit_jupyter.torchglue.private import tree_map, version
-from speedkit_jupyter.torchglue.storage import tensors_in
+from speedkit_jupyter.torchglue.storage import is_in_memory, tensors_in
 
 # A step with this many calls or more is not examined: a loop over time steps may have thousands.
 MOST_CALLS = 32
@@ -71,11 +71,12 @@ class Examiner:
         self.name, self.is_recording, self.is_repeating, self.seconds = "", False, False, 0.0
         self._calls, self._gradients = list[NotedCall](), dict[int, torch.Tensor]()
         self._hooks: list[Any] = []
+        self._trains_itself = False  # True if a recorded call changed parameters
 
     def begin(self, name: str) -> None:
         """Record the next step, which must run without a plan; set hooks that note gradients."""
         self.end()
-        self.name, self.is_recording = name, True
+        self.name, self.is_recording, self._trains_itself = name, True, False
         for one in parameters_of(self._plans.live_models):
             if self._plans.trains and one.requires_grad:
                 self._hooks.append(one.register_hook(partial(_add, self._gradients, id(one))))
@@ -89,7 +90,9 @@ class Examiner:
         if len(self._calls) == MOST_CALLS:
             return below(*args, **kwargs)
         versions, random = _versions((args, kwargs)), ProcessSettings(generators())
+        values = self._values()
         result = below(*args, **kwargs)
+        self._trains_itself |= values != self._values()
         if not self.is_recording:  # a backward pass inside the call ended the recording
             return result
         drawn = ProcessSettings(generators()) if random.changed() else None
@@ -100,6 +103,11 @@ class Examiner:
                 self._hooks.append(one.register_hook(partial(_add, call.gradients, number)))
         self._calls.append(call)
         return result
+
+    def _values(self) -> list[tuple[int, int]]:
+        """Return numbers that change with parameters' values: in place, or by `.data = …`."""
+        every = parameters_of(self._plans.live_models)
+        return [(version(one), one.data_ptr() if is_in_memory(one) else 0) for one in every]
 
     def end(self) -> None:
         """End a recording: remove its hooks, and drop its calls and gradients."""
@@ -156,6 +164,8 @@ class Examiner:
             try:
                 if not self._calls or len(self._calls) == MOST_CALLS:
                     raise ValueError(f"the step calls no model, or {MOST_CALLS} times or more")
+                if self._trains_itself:
+                    raise ValueError("the model changes its parameters in a call")
                 if any(call.versions != _versions(call.arguments) for call in self._calls):
                     raise ValueError("the model's inputs are changed in place")
                 if self._plans.trains and not any(call.gradients for call in self._calls):

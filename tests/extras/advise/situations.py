@@ -47,9 +47,7 @@ def seen(
     hardware: str = "cpu",
     **changes: Any,
 ) -> Situation:
-    """What rules see of a step that is called once; `shares` are of the parts, `lines` by a piece
-    of the text of each.
-    """
+    """What rules see of a step called once; `shares` of its parts, `lines` by pieces of text."""
     step = written(step) if isinstance(step, str) else step
     measured = step_of(step)
     call = observed(step, Subject(measured.models, measured.optimizers).parameters)

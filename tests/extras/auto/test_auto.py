@@ -68,10 +68,8 @@ def test_a_busy_machine_is_said_before_any_figure(loop, running, made_time, monk
     monkeypatch.setattr(clock, "_cores", lambda: 2)
     running.begin_cell()
     loop[2](200)
-    busy = re.match(
-        r"The machine was busy: other programs used (\d+)% of the CPU. 200 steps",
-        (running.end_cell()[0]),
-    )
+    told = r"The machine was busy: other programs used (\d+)% of the CPU. 200 steps"
+    busy = re.match(told, running.end_cell()[0])
     assert 45 <= int(busy[1]) <= 55
 
 
@@ -114,6 +112,14 @@ def test_a_plan_that_computes_something_else_never_races(loop, running):
     race = running.latest.race
     assert "bf16" not in race.leader
     assert any("off by" in why or "scaled" in why for why in race.reasons.values())
+
+
+def test_a_call_that_changes_parameters_is_never_repeated(loop, running):
+    net, _, train = loop
+    net.steps = steps = nn.Parameter(torch.zeros(1), requires_grad=False)
+    net.register_forward_pre_hook(lambda *_: setattr(steps, "data", steps.data + 1))
+    train(300)
+    assert steps == 300
 
 
 def test_a_users_own_error_goes_up_and_leaves_no_plan_on_trial(loop, running):
