@@ -84,7 +84,7 @@ def loop(network: nn.Module, optimizer: Any, context: Any) -> None:
 
 @pytest.fixture(params=["decorated", "as argument", "without", "applied"])
 def parts(request: pytest.FixtureRequest, seen: Any) -> Iterator[Any]:
-    """Network, optimizer and steps: decorated by a context, with it as argument, by name, without."""
+    """Network, optimizer and steps: decorated by a context, with it as argument, named, without."""
     before = torch.get_num_threads(), torch._C._get_float32_matmul_precision()
     network = Network(seen.file)
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
