@@ -14,7 +14,7 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Fields, Optimization
 from speedkit_jupyter.catalog.base.target import Target, newcomers
 from speedkit_jupyter.catalog.facts.model import Facts, OptimizerFacts
-from speedkit_jupyter.catalog.model_changes.tensors import FUSED, align, in_files
+from speedkit_jupyter.catalog.model_changes.tensors import FUSED, Alignment, in_files
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 
@@ -73,7 +73,9 @@ class FusedOptimizer(Optimization):
             layer.add(optimizer, True)
             stack.callback(optimizer.register_load_state_dict_post_hook(layer.renew).remove)
             stack.callback(optimizer.register_state_dict_post_hook(in_files).remove)
-            stack.callback(optimizer.register_step_pre_hook(align).remove)
+            alignment = Alignment()
+            stack.callback(optimizer.register_step_pre_hook(alignment).remove)
+            stack.callback(optimizer.register_load_state_dict_post_hook(alignment.loaded).remove)
             return facts
 
         def welcome(optimizer: torch.optim.Optimizer) -> None:

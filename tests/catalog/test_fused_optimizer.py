@@ -50,7 +50,9 @@ def test_gradients_and_states_of_other_strides_are_updated_like_without_the_plan
             for _ in range(3):
                 weight.grad = torch.arange(12.0).view(4, 3).t()
                 optimizer.step()
-                optimizer.state[weight]["exp_avg"].data = weight.grad.clone()
+                saved = optimizer.state_dict()
+                saved["state"][0]["exp_avg"] = weight.grad.clone()
+                optimizer.load_state_dict(saved)
         found.append(weight.detach())
     assert torch.allclose(*found)
 

@@ -66,8 +66,7 @@ def picture(value: Any) -> Any:
     return value if isinstance(value, int | float | str | bytes | bool | type(None)) else str(value)
 
 
-# The code before the step, what the step does besides training, and an expression that must be as
-# before.
+# The code before the step, what it does besides training, and an expression that must not change.
 CASES: dict[str, list[tuple[str, str, str]]] = {
     "tensors": [
         ("t = torch.zeros(3)", "t.add_(1)", "t"),

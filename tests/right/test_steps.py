@@ -1,6 +1,4 @@
-"""Steps of unusual forms: transforms of torch.func, optimizers that step within the backward pass,
-results of every layout and kind. Rounding is not accused, a fault is, and none raises.
-"""
+"""Steps of unusual forms (torch.func, updates within the backward pass, all kinds of results)."""
 
 from contextlib import contextmanager
 

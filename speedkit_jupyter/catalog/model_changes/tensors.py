@@ -135,23 +135,36 @@ def _followers(weight: torch.Tensor, optimizers: Optimizers) -> Sequence[tuple[s
     return [(name, t) for name, t in every if t.shape == shape and t.layout == strided]
 
 
-def align(optimizer: torch.optim.Optimizer, *step: Any) -> None:
-    """Give gradients and state their parameter's strides before a fused step.
+class Alignment:
+    """Give gradients and state their parameter's strides before a fused step: a step pre-hook.
 
-    torch's fused kernels index all these tensors alike: other strides would mix up elements.
+    torch's fused kernels index all these tensors alike: other strides would mix up elements. State
+    is read only after `loaded()` and after a parameter's layout has changed, to save time.
     """
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
+
+    def __init__(self) -> None:
+        self._contiguous: list[bool] = []
+
+    def loaded(self, optimizer: torch.optim.Optimizer) -> None:
+        """Read the state again, which the optimizer has loaded."""
+        self._contiguous = []
+
+    def __call__(self, optimizer: torch.optim.Optimizer, *step: Any) -> None:
+        every = [one for group in optimizer.param_groups for one in group["params"]]
+        contiguous = [one.is_contiguous() for one in every]
+        for parameter, is_contiguous in zip(every, contiguous, strict=True):
             gradient = parameter.grad
-            if gradient is None or parameter.dim() < 2 or gradient.layout != torch.strided:
+            if gradient is None or (is_contiguous and gradient.is_contiguous()):
                 continue
             if not _has_strides_of(parameter, gradient):
                 aligned = torch.empty_like(parameter, requires_grad=False, dtype=gradient.dtype)
                 parameter.grad = aligned.copy_(gradient)
-            for value in optimizer.state.get(parameter, {}).values():
-                is_like = isinstance(value, torch.Tensor) and value.shape == parameter.shape
-                if is_like and not _has_strides_of(parameter, value):
-                    restride(value, parameter.stride())
+        if contiguous != self._contiguous:
+            for parameter in every:
+                for _, tensor in _followers(parameter, [optimizer]):
+                    if tensor is not parameter.grad and not _has_strides_of(parameter, tensor):
+                        restride(tensor, parameter.stride())
+            self._contiguous = contiguous
 
 
 def _has_strides_of(one: torch.Tensor, other: torch.Tensor) -> bool:
