@@ -151,7 +151,7 @@ def attribute(owner: Any, name: str, *values: Any) -> Switch:
 
 
 def switches() -> dict[str, Switch]:
-    """Return all switches of torch's loaded modules, except those of `fp32_precision`."""
+    """Return all switches of torch's loaded modules, except for `fp32_precision`'s."""
     import torch
 
     table = {  # no optimization sets these, but decisions or results depend on them

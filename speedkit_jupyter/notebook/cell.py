@@ -132,7 +132,7 @@ def _cached(shell: Any, code: str) -> str:
 
 
 def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
-    """Return a cell's step; named models and optimizers replace those used; raises UsageError."""
+    """Return a cell's step; named models and optimizers replace the cell's; raises UsageError."""
     names = shell.user_ns
     objects = reachable.reached([cell.names()])
     found, optimizers = reachable.outermost(objects), reachable.optimizers_among(objects)

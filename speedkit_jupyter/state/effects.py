@@ -102,7 +102,8 @@ def calling_step(libraries: tuple[str, ...] = ()) -> FrameType | None:
     """Return the frame that runs the step; None outside steps and in calls by `libraries`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_code_boundary(frame.f_code):
-        if str(frame.f_globals.get("__name__")).startswith(libraries):
+        is_library = str(frame.f_globals.get("__name__")).startswith(libraries)
+        if is_library and frame.f_code.co_name != "_modified_open":  # IPython's `open` of cells
             return None
         frame = frame.f_back
     return frame

@@ -38,7 +38,7 @@ def test_a_step_prints_once_and_everything_is_as_before(shell):
 def test_what_cant_be_put_back_is_an_error_if_the_user_asks(shell, tmp_path):
     shell.names |= {"log": tmp_path / "log", "StateWarning": StateWarning}
     shell.run("import warnings; warnings.simplefilter('error', StateWarning)")
-    cell = bench("--budget 0.1", f"log.open('a').write('x')\n{STEP}")
+    cell = bench("--budget 0.1", f"open(log, 'a').write('x')\n{STEP}")
     assert isinstance(shell.fails(cell), StateWarning)
     assert not shell.names["log"].exists()
 

@@ -43,7 +43,7 @@ MOST_BASELINES = 4
 # Relative noise in weights of other baselines, at most half of bf16's unit roundoff; bf16 weights
 # get more. In a step without random numbers, another seed alone changes nothing.
 ROUNDING = 2.0**-9
-# If a step has more losses, such as those of micro-batches, their mean is compared.
+# If a step has more losses, such as one per micro-batch, their mean is compared.
 MOST_LOSSES = 8
 # A distance above this many times the allowed distance is not an effect of the seed.
 FAR_AWAY = 10
