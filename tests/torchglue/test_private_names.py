@@ -25,7 +25,7 @@ OTHERS = {
     "_operator _struct _make _multiprocessing _SimpleCData _exit _lru_cache_wrapper "
     "_set_running_loop _current_frames _IncompleteInputError",
     "IPython, pytest, matplotlib, ipywidgets": "_repr_mimebundle_ _render_traceback_ "
-    "_showtraceback _async_thread "
+    "_showtraceback _async_thread _modified_open "
     "_thread_loop _filename_map _oh _i _pytest _pylab_helpers _instances",
     "ipykernel": "_reply_subshell_for",
     "Accelerate, Lightning, transformers": "_shared_state _original_module _hf_hook _models "
