@@ -21,7 +21,7 @@ from speedkit_jupyter.rounds import budget, clock
 from speedkit_jupyter.rounds.accuracy_check import AccuracyCheck
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison, Progress, Record, drained, environment
-from speedkit_jupyter.rounds.pool import Pool, pooled, working
+from speedkit_jupyter.rounds.pool import Pool, pooled, warm, working
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.sampler import Policy, Sampler, checks_s, shares_of_time
 from speedkit_jupyter.rounds.statistics import ERROR
@@ -114,15 +114,15 @@ class Benchmark:
             first = self._first = yield from pool.baseline(*given)
             self._environment = environment(first.device)
             yield from self._ask_accuracy([first], guard.state)
-            runners = yield from pool.others(first, *given, policy.most_times_slower, self._grows)
+            runners = yield from pool.others(first, *given, policy, self._grows)
             self._records = [runner.record for runner in runners]
             # 3. Shuffled rounds, in the time that the checks leave.
-            timed, rounds_s, reserved_s = shares_of_time(_warm(runners), policy, self.budget)
+            timed, rounds_s, reserved_s = shares_of_time(warm(runners), policy, self.budget)
             self.budget.reserved_s += reserved_s
             self._sampler = Sampler(timed, rounds_s, self._records, self.budget)
             yield from self._sampler.run(policy)
             self.budget.reserved_s -= reserved_s
-            if runners := _warm(timed):  # empty if all variants failed in the rounds
+            if runners := warm(timed):  # empty if all variants failed in the rounds
                 # 4. Memory, and the meters of extras, in untimed steps.
                 if policy.measures_memory:
                     yield from self._measure_memory(runners)
@@ -182,11 +182,6 @@ class Benchmark:
 def meters() -> tuple[Callable[[Sequence[Runner], Budget], Iterator[Progress]], ...]:
     """Return the functions of extras that take further measurements in untimed steps."""
     return tuple(meter for every in provided("METERS") for meter in every)
-
-
-def _warm(runners: Sequence[Runner]) -> list[Runner]:
-    """Return the runners that can be timed."""
-    return [runner for runner in working(runners) if runner.warm is not None]
 
 
 @dataclass(frozen=True, eq=False)

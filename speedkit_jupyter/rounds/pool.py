@@ -15,6 +15,7 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Progress, Record
 from speedkit_jupyter.rounds.runner import Runner, Surrounding, release
+from speedkit_jupyter.rounds.sampler import Policy, too_short
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.step import memory, watching
 from speedkit_jupyter.step.step import Step
@@ -104,13 +105,14 @@ class Pool:
         first: Runner,
         variants: Sequence[Variant],
         budget: Budget,
-        most_times_slower: float,
+        policy: Policy,
         grows: bool = False,
     ) -> Generator[Progress, None, list[Runner]]:
         """Plan the other variants and warm each up from the user's state; return all runners.
 
-        Records note failures and lack of time. Undisturbed variants over `most_times_slower` times
-        slower than `first` are not timed. If the budget `grows`, it is extended to at most 600 s.
+        Records note failures and lack of time. Undisturbed variants over
+        `policy.most_times_slower` times slower than `first` are not timed. Variants are compiled
+        only if their rounds would fit. If the budget `grows`, it is extended to at most 600 s.
         """
         interruptions = clock.Interruptions()
         # Variants are planned only now, when the optimizers that the step creates are known.
@@ -120,6 +122,10 @@ class Pool:
         cold = [runner for runner in working(runners[1:]) if runner.warm is None]
         for number, runner in enumerate(cold, 2):
             record = runner.record
+            is_one_more = record.is_compiled and len(timed := warm(runners)) > 1
+            if is_one_more and too_short(budget, [*timed, first], policy):  # about as fast
+                runner.leave_out(first, budget)
+                continue
             if not budget.allows(2 * first.worst_s):
                 runner.leave_out(first, budget)
                 continue
@@ -136,7 +142,7 @@ class Pool:
                 runner.fail(error)
                 if record.is_compiled:  # usually because compiling failed
                     budget.exclude(clock.now() - begun_s - budget.excluded_s + excluded_s)
-            is_slow = runner.times_slower(first) > most_times_slower
+            is_slow = runner.times_slower(first) > policy.most_times_slower
             if is_slow and runner.fastest_s > first.worst_s and not runner.was_disturbed:
                 record.notes["dropped"] = runner.far_slower(first)
                 runner.warm = None
@@ -187,6 +193,11 @@ class Pool:
 def working(runners: Sequence[Runner]) -> list[Runner]:
     """Return the runners that have not failed, except duplicates of the baseline."""
     return [one for one in runners if not (one.record.failure or one.record.same_as_baseline)]
+
+
+def warm(runners: Sequence[Runner]) -> list[Runner]:
+    """Return the runners that can be timed."""
+    return [runner for runner in working(runners) if runner.warm is not None]
 
 
 def _time_ahead(runners: Sequence[Runner], budget: Budget, grows: bool) -> str:

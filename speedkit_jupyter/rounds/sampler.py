@@ -95,6 +95,18 @@ def checks_s(runners: Sequence[Runner], policy: Policy) -> float:
     return steps * runners[0].usual_s + costs.CHECK_S * number
 
 
+def least_s(runners: Sequence[Runner], policy: Policy) -> float:
+    """Return the estimated seconds of the fewest rounds that decide about every variant."""
+    rounds = policy.deciding_rounds or least_rounds(len(runners) - 1)
+    return costs.LATEST * rounds * sum(runner.usual_s for runner in runners)
+
+
+def too_short(budget: Budget, runners: Sequence[Runner], policy: Policy) -> bool:
+    """Return whether `budget` is too short for the fewest rounds and the checks of all runners."""
+    needed_s = least_s(runners, policy) + checks_s(runners, policy)
+    return not budget.is_minimal and needed_s > budget.left_s
+
+
 def shares_of_time(
     warm: Sequence[Runner], policy: Policy, budget: Budget
 ) -> tuple[list[Runner], float, float]:
@@ -104,22 +116,17 @@ def shares_of_time(
     and one variant stay if a step of each fits; a minimal budget keeps all variants.
     """
 
-    def least_s(runners: Sequence[Runner]) -> float:
-        rounds = policy.deciding_rounds or least_rounds(len(runners) - 1)
-        return costs.LATEST * rounds * sum(runner.usual_s for runner in runners)
+    def fits_a_pair() -> bool:
+        return len(kept) == 2 and budget.allows(sum(runner.worst_s for runner in kept))
 
     kept, left_s = list(warm), budget.left_s
-    while len(kept) > 1 and not budget.is_minimal:
-        if least_s(kept) + checks_s(kept, policy) <= left_s:
-            break
-        if len(kept) == 2 and budget.allows(sum(runner.worst_s for runner in kept)):
-            break
+    while len(kept) > 1 and too_short(budget, kept, policy) and not fits_a_pair():
         slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
         gone = slowest if slowest.times_slower(kept[0]) > LEFT_OUT_FIRST else kept[-1]
         gone.leave_out(kept[0], budget)
         kept = [runner for runner in kept if runner is not gone]
     one_s = min(checks_s(kept[:2], policy), left_s / 2)
-    reserved_s = max(min(checks_s(kept, policy), left_s - least_s(kept)), one_s, 0.0)
+    reserved_s = max(min(checks_s(kept, policy), left_s - least_s(kept, policy)), one_s, 0.0)
     rounds_s = left_s - reserved_s
     if budget.is_minimal:
         rounds_s = max(rounds_s, min(budget.seconds, costs.OVERHEAD_S / 2))

@@ -132,7 +132,7 @@ def test_a_proof_of_two_plans_that_are_alike_ends_without_an_order(work):
     tuning = search.result()
     assert tuning.helped
     (proof,) = tuning.stages
-    assert len(proof.comparison.baseline.times_s) < 2 * ENOUGH_ROUNDS
+    assert len(proof.comparison.baseline.times_s) < 4 * ENOUGH_ROUNDS  # of about 200
 
 
 def test_a_plan_stays_likely_while_it_waits_for_another_race(work):

@@ -1,6 +1,5 @@
 """Optimizers that the measured step makes itself: planned for, switched inside it, and let go."""
 
-import math
 import threading
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from training import drained
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.pool import pooled
+from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import variant
 
@@ -115,7 +115,7 @@ def test_the_facts_of_a_step_are_known_after_its_warm_up_and_frozen(model):
     with pooled(measured, 3) as pool:
         given = variants, Budget(0.5)
         list(pool.baseline(*given))
-        list(pool.others(pool.runners["baseline"], *given, math.inf))
+        list(pool.others(pool.runners["baseline"], *given, Policy()))
     facts = pool.runners["baseline"].facts
     assert facts.asked == {"autocast"}
     assert [made.name for made in facts.made] == ["SGD"]

@@ -162,11 +162,13 @@ class TrainerAdvisor:
 
     def __init__(self, trainer: Any, budget_s: float | None, command: str) -> None:
         self._trainer, words = trainer, arguments_to_try(trainer, budget_s)
-        self._arguments: dict[str, Mapping[str, str]] = {**words}
-        if len(words) > 1:
-            joined = {name: value for one in words.values() for name, value in one.items()}
-            self._arguments["+".join(words)] = joined
-        tried = [variant(word) for word in self._arguments]
+        self._arguments = dict[str, Mapping[str, str]]()
+        cheap = [word for word in words if word != "compile"]
+        joined = [cheap] * (len(cheap) > 1) + [[*words]] * ("compile" in words)
+        for some in (*([word] for word in cheap), *joined):
+            parts = (words[word] for word in some)
+            self._arguments["+".join(some)] = {name: one[name] for one in parts for name in one}
+        tried = [variant(name) for name in self._arguments]
         cores, args = Hardware.current().cpu.usable_cores, trainer.args
         workers = [{WORKERS: cores - 1}] * (cores > 1 and not args.dataloader_num_workers)
         for given in (*workers, *other_parts(args)):
@@ -175,6 +177,7 @@ class TrainerAdvisor:
             around = partial(with_arguments, trainer, **given)
             tried.append(Variant(name, around=around, proof=proof))
             self._arguments[name] = {word: str(value) for word, value in given.items()}
+        tried.sort(key=lambda one: "compile" in one.name)  # only if the others leave time for it
         step = step_of(short_training(trainer), trainer.model)
         self._benchmark = Benchmark(step, [Variant(BASELINE), *tried], budget_s, command=command)
         self.run, self.has_results = self._benchmark.run, self._benchmark.has_results
