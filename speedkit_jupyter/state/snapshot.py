@@ -16,9 +16,11 @@ import torch
 
 from speedkit_jupyter.catalog.malloc import HEAP
 from speedkit_jupyter.machines import devices, flags
-from speedkit_jupyter.state.handlers.arrays_and_generators import Generators, comparable
+from speedkit_jupyter.state.handlers.arrays_and_generators import Arrays, Generators, comparable
 from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
-from speedkit_jupyter.state.walk import HANDLERS, Walk
+from speedkit_jupyter.state.handlers.containers import Dicts, Lists, Sets
+from speedkit_jupyter.state.handlers.tensors import Tensors
+from speedkit_jupyter.state.walk import HANDLERS, Walk, handlers_of
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table, parameter_table
 
@@ -26,6 +28,8 @@ from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table, para
 # otherwise only objects that have changed before, or are not in the base.
 FIRST, ALL_EVERY = 2, 16
 Key = tuple[int, StateHandler]
+# State that `module_state_kept` restores.
+CONTENTS = (Dicts, Lists, Sets, Arrays, Generators, Tensors)
 # Settings that are attributes of modules, in addition to the switches of `machines.flags`.
 ATTRIBUTES = {
     "torch.backends.cudnn": "enabled benchmark_limit",
@@ -281,23 +285,42 @@ def generators_kept() -> Iterator[None]:
 
 @contextmanager
 def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Restore buffers, module attributes and random states after the block."""
+    """Restore modules and random states after the block: all but parameters and their gradients.
+
+    Contents of containers, arrays, tensors and generators in modules are restored at any depth.
+    """
     parts = [part for model in models for part in model.modules()]
     attributes = [dict(vars(part)) for part in parts]
-    tables = [dict(buffer_table(part)) for part in parts]
-    held = [(one, one.detach().clone()) for model in models for one in model.buffers()]
+    contents = [*_contents(value for found in attributes for value in found.values())]
     try:
         with generators_kept():
             yield
     finally:
-        for part, found, table in zip(parts, attributes, tables, strict=True):
+        for part, found in zip(parts, attributes, strict=True):
             for name in (vars(part).keys() | found.keys()) - {COMPILED_CALL}:
                 if name not in found:
                     del vars(part)[name]
                 elif vars(part).get(name) is not found[name]:
                     vars(part)[name] = found[name]
-            buffer_table(part).update(table)
         with torch.no_grad():
-            for buffer, value in held:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+            for handler, instance, memory in contents:
+                if not handler.same(instance, memory):
+                    handler.put_back(instance, memory)
+
+
+def _contents(roots: Iterable[Any]) -> Iterator[tuple[StateHandler, Any, Any]]:
+    """Yield what the roots and the containers in them hold: handlers, objects and copies."""
+    waiting, known, seen = [*roots], dict[type, list[StateHandler]](), set[int]()
+    copies = CopyBudget()
+    while waiting:
+        one = waiting.pop()
+        cls = type(one)
+        if cls not in known:
+            every = () if issubclass(cls, torch.nn.Parameter) else handlers_of(cls)
+            known[cls] = [handler for handler in every if isinstance(handler, CONTENTS)]
+        if known[cls] and id(one) not in seen:
+            seen.add(id(one))
+            for handler in known[cls]:
+                with suppress(Exception):  # a tensor without memory, for example
+                    yield handler, one, handler.copy(one, copies)
+                    waiting += handler.children(one)

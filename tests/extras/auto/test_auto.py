@@ -8,6 +8,7 @@ import weakref
 from statistics import median
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -120,6 +121,24 @@ def test_a_call_that_changes_parameters_is_never_repeated(loop, running):
     net.register_forward_pre_hook(lambda *_: setattr(steps, "data", steps.data + 1))
     train(300)
     assert steps == 300
+
+
+def test_what_calls_change_in_a_models_containers_counts_each_step_once(loop, running):
+    net, _, train = loop
+    net.calls, net.array, net.own = [], np.zeros(1), torch.Generator().manual_seed(0)
+    net.inner = {"sums": [torch.zeros(1)]}
+
+    def count(*_):
+        net.calls.append(torch.rand(1, generator=net.own))
+        net.array += 1
+        net.inner["sums"][0] += 1
+
+    net.register_forward_pre_hook(count)
+    train(300)
+    assert "bf16" in running.latest.race.leader
+    assert (len(net.calls), *net.array, *net.inner["sums"]) == (300, 300, 300)
+    again = torch.Generator().manual_seed(0)
+    assert net.calls == [torch.rand(1, generator=again) for _ in range(300)]
 
 
 def test_a_users_own_error_goes_up_and_leaves_no_plan_on_trial(loop, running):
