@@ -41,7 +41,7 @@ class FusedOptimizer(Optimization):
         if request.word is False:
             return request.leave(False, "optimizers stay as they are", asked=True)
         if not facts.optimizers:
-            if facts.frozen:
+            if facts.frozen or not facts.dtypes:  # a loss has no parameters at all
                 return request.decline(False, FROZEN)
             if facts.optimizers_later and devices.has_fused(facts.device, ""):
                 return request.apply(True, LATER)
