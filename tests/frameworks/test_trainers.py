@@ -218,6 +218,8 @@ def test_other_batch_sizes_are_right_where_an_update_has_the_same_gradients(
 
 def test_the_line_has_the_arguments_that_are_proven_faster_and_counts_padding(trainer, tmp_path):
     trainer.train_dataset = [{"input_ids": [1] * length} for length in (2, 50) * 8]
+    names = [one.name for one in TrainerAdvisor(trainer, 40.0, "").result().records]
+    assert ("compile" not in names, names[-1]) == (True, "fused_optimizer+compile")
     advisor = TrainerAdvisor(trainer, 1.0, "")
     assert "Nothing was measured within the budget" in advisor.advice().to_text()
     for record in advisor.result().records:

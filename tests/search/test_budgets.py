@@ -42,13 +42,14 @@ def test_without_a_budget_there_is_time_for_a_clear_answer_and_that_is_said(time
 
 def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(timed):
     network, optimizer, step = timed(0.5)
-    names = "baseline,fused_optimizer,channels_last,sdpa:math,threads:2"
+    names = "baseline,fused_optimizer,channels_last,sdpa:math,threads:2,compile"
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=20)
     measured = [one.name for one in found.records if one.times_s]
     assert measured[:2] == ["baseline", "fused_optimizer"]
     assert found.verdict(found.records[1]) == "faster"
     left_out = [one for one in found.records if one.why_not_measured]
-    assert len(left_out) == 5 - len(measured) > 0
+    assert len(left_out) == 6 - len(measured) > 0
+    assert found.records[-1].first_call_s is None  # it was not compiled
     assert "left out: 20 s are too short" in " ".join(repr(found).split())
 
 
