@@ -80,7 +80,8 @@ class ChannelsLast(Optimization):
         own = _laid_out(target)
         weights = {id(weight_of(m)) for m in target.model.modules() if is_convolution(m)}
         if shared := len(weights) - len(own):
-            target.notes[self.name] = f"{count(shared, 'convolution')} {SHARED}"
+            told = target.notes if own else target.declined
+            told[self.name] = f"{count(shared, 'convolution')} {SHARED}"
         overrides = [(module, channels_last_stride(weight_of(module))) for module in own]
         del own
         with ExitStack() as stack:

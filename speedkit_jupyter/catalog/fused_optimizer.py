@@ -20,7 +20,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 
 NONE_GIVEN = "no optimizer was given: add optimizer=… to apply, or make it outside the step"
 FROZEN = "no parameter of the model requires gradients: apply again once some do"
-LATER = "no optimizer exists yet: one made later gets its fused kernel at its first step"
+LATER = "an optimizer made later gets its fused kernel at its first step"
 
 
 class FusedOptimizer(Optimization):
@@ -62,8 +62,10 @@ class FusedOptimizer(Optimization):
         if memo.preexisting is None:  # when first applied
             memo.preexisting = weakref.WeakSet(target.live_optimizers())
         known = weakref.WeakSet([*memo.preexisting, *target.optimizers])
-        if not target.optimizers and len(memo.preexisting):
-            names = " and ".join(sorted({type(one).__name__ for one in memo.preexisting}))
+        groups = ((one, group) for one in memo.preexisting for group in one.param_groups)
+        plain = {type(one).__name__ for one, group in groups if not group.get("fused")}
+        if plain and not target.optimizers:
+            names = " and ".join(sorted(plain))
             notes[self.name] = f"your {names} was not given and stays as it is (--optimizer)"
 
         def switch(optimizer: torch.optim.Optimizer) -> OptimizerFacts | None:

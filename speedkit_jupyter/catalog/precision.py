@@ -26,22 +26,26 @@ from speedkit_jupyter.torchglue.private import current_node, tree_leaves, tree_m
 
 # The config's words with torch's names.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-# The plan's layers as plain torch code: `lowered` wraps the `forward` of a module.
+# The plan's layers as plain torch code: `lower` gives a module another `forward`, a method, so that
+# copies and pickles of the module call their own.
 LOWERED = """\
 def in_float32(result):
     return result.float() if result.dtype is torch.{dtype} else result
 
 
-def lowered(forward):
-    @wraps(forward)
-    def call(*inputs, **named):
+def lower(module):
+    forward = module.forward
+    function = getattr(forward, "__func__", lambda _, *inputs, **named: forward(*inputs, **named))
+
+    @wraps(function)
+    def call(self, *inputs, **named):
         if torch.is_autocast_enabled("{device}"):  # by your code, or by a call around this one
-            return forward(*inputs, **named)
+            return function(self, *inputs, **named)
         with torch.autocast("{device}", dtype=torch.{dtype}):
-            results = forward(*inputs, **named)
+            results = function(self, *inputs, **named)
         return tree_map_only(torch.Tensor, in_float32, results)
 
-    return call"""
+    module.forward = MethodType(call, module)"""
 OUTSIDE = "the code around uses its own autocast; forward passes outside of the plan"
 
 
@@ -161,8 +165,8 @@ class Precision(Optimization):
                 raise SpeedKitError("Trainer has no fp16 on cpu: use --as torch")
             return Snippet(arguments={dtype: "True"})
         lines = LOWERED.format(device=device_type, dtype=DTYPES[dtype]).splitlines()
-        imports = ("from functools import wraps",)
-        return Snippet(imports=imports, setup=tuple(lines), around_calls="lowered")
+        imports = ("from functools import wraps", "from types import MethodType")
+        return Snippet(imports=imports, setup=tuple(lines), changes_forward="lower")
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         return {"model.autocast": planned.value if planned else target.memo.autocast or "off"}

@@ -186,10 +186,11 @@ class Script:
 
         A LightningModule's children, which `training_step` may call, get a new `forward`, too.
         """
-        functions = [snippet.around_calls for snippet in self.snippets if snippet.around_calls]
+        every = (snippet.changes_forward for snippet in self.snippets)
+        functions = [*filter(None, every)]
         if self.call.own_loss != LIGHTNING:
-            return [f"{model}.forward = {name}({model}.forward)" for name in functions]
-        lines = [f"    module.forward = {name}(module.forward)" for name in functions]
+            return [f"{name}({model})" for name in functions]
+        lines = [f"    {name}(module)" for name in functions]
         return [f"for module in ({MODEL}, *{MODEL}.children()):", *lines] if lines else []
 
     def surrounded(self, lines: Sequence[str]) -> Block:

@@ -269,6 +269,7 @@ class SpeedContext:
             for decision in plan:
                 if decision.active:
                     stack.enter_context(named(decision.name).applied(decision, target))
+            self.own_plan = plan = plan.without(target.declined)
             self._around = {d.name: named(d.name).around_forward(d, target) for d in plan}
             self._stack = stack.pop_all()
 

@@ -67,6 +67,16 @@ class Plan:
         made = (replace(d, hint=hints.get(d.name, d.hint)) for d in self.decisions)
         return replace(self, decisions=tuple(made))
 
+    def without(self, reasons: Mapping[str, str]) -> Plan:
+        """Return the plan with these switches declined, which changed nothing when applied."""
+        made = (
+            replace(d, value=False, rule=reasons[d.name], active=False, declined=True,
+                    asked=False, measured="", hint="")
+            if d.name in reasons else d
+            for d in self.decisions
+        )  # fmt: skip
+        return replace(self, decisions=tuple(made))
+
     @property
     def worth_measuring(self) -> dict[str, Any]:
         """Values about which only a measurement can decide, by optimization."""

@@ -16,11 +16,16 @@ import torch
 
 from speedkit_jupyter.catalog.malloc import HEAP
 from speedkit_jupyter.machines import devices, flags
-from speedkit_jupyter.state.handlers.arrays_and_generators import Arrays, Generators, comparable
+from speedkit_jupyter.state.handlers.arrays_and_generators import (
+    Arrays,
+    Buffers,
+    Generators,
+    comparable,
+)
 from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
 from speedkit_jupyter.state.handlers.containers import Dicts, Lists, Sets
 from speedkit_jupyter.state.handlers.tensors import Tensors
-from speedkit_jupyter.state.walk import HANDLERS, Walk, handlers_of
+from speedkit_jupyter.state.walk import HANDLERS, Leading, Walk, handlers_of
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table, parameter_table
 
@@ -28,8 +33,11 @@ from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table, para
 # otherwise only objects that have changed before, or are not in the base.
 FIRST, ALL_EVERY = 2, 16
 Key = tuple[int, StateHandler]
-# State that `module_state_kept` restores.
-CONTENTS = (Dicts, Lists, Sets, Arrays, Generators, Tensors)
+# State in modules' attributes that `module_state_kept` restores, and its limits: copying it takes
+# 75 µs per object.
+CONTENTS = (Dicts, Lists, Sets, Arrays, Buffers, Generators, Tensors)
+MOST_HELD, MOST_HELD_BYTES = 1000, 2**26
+OF_MODULES = frozenset(vars(torch.nn.Module())) | {COMPILED_CALL}
 # Settings that are attributes of modules, in addition to the switches of `machines.flags`.
 ATTRIBUTES = {
     "torch.backends.cudnn": "enabled benchmark_limit",
@@ -287,40 +295,72 @@ def generators_kept() -> Iterator[None]:
 def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Restore modules and random states after the block: all but parameters and their gradients.
 
-    Contents of containers, arrays, tensors and generators in modules are restored at any depth.
+    Raises ValueError if modules hold too many objects besides parameters and buffers.
     """
     parts = [part for model in models for part in model.modules()]
     attributes = [dict(vars(part)) for part in parts]
-    contents = [*_contents(value for found in attributes for value in found.values())]
+    tables = [dict(buffer_table(part)) for part in parts]
+    buffers = [(one, one.detach().clone()) for model in models for one in model.buffers()]
+    copies, contents = CopyBudget(), list[tuple[StateHandler, Any, Any]]()
+    for _, one in held_objects(models):
+        for handler in handlers_of(type(one)):
+            if isinstance(handler, CONTENTS):
+                with suppress(Exception):  # a tensor without memory, for example
+                    contents.append((handler, one, handler.copy(one, copies)))
     try:
         with generators_kept():
             yield
     finally:
-        for part, found in zip(parts, attributes, strict=True):
+        for part, found, table in zip(parts, attributes, tables, strict=True):
             for name in (vars(part).keys() | found.keys()) - {COMPILED_CALL}:
                 if name not in found:
                     del vars(part)[name]
                 elif vars(part).get(name) is not found[name]:
                     vars(part)[name] = found[name]
+            buffer_table(part).update(table)
         with torch.no_grad():
-            for handler, instance, memory in contents:
-                if not handler.same(instance, memory):
-                    handler.put_back(instance, memory)
+            for buffer, value in buffers:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+            for handler, one, memory in contents:
+                with suppress(Exception):  # an array that views protect from its old size
+                    if not handler.same(one, memory):
+                        handler.put_back(one, memory)
 
 
-def _contents(roots: Iterable[Any]) -> Iterator[tuple[StateHandler, Any, Any]]:
-    """Yield what the roots and the containers in them hold: handlers, objects and copies."""
-    waiting, known, seen = [*roots], dict[type, list[StateHandler]](), set[int]()
-    copies = CopyBudget()
+def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Yield containers, arrays, tensors and generators in modules' attributes, with their names.
+
+    Contents of containers follow, with all tensors of modules in them. Registered parameters and
+    buffers are left out. Raises ValueError after MOST_HELD objects or MOST_HELD_BYTES.
+    """
+    named = [pair for model in models for pair in model.named_modules()]
+    tensors = (one for model in models for one in (*model.parameters(), *model.buffers()))
+    seen = {*map(id, tensors), *(id(part) for _, part in named)}
+    waiting = [
+        (f"{where}.{name}".lstrip("."), value)
+        for where, part in named
+        for name, value in vars(part).items()
+        if name not in OF_MODULES
+    ]
+    handled, count, size = dict[type, bool](), 0, 0
     while waiting:
-        one = waiting.pop()
+        name, one = waiting.pop()
         cls = type(one)
-        if cls not in known:
-            every = () if issubclass(cls, torch.nn.Parameter) else handlers_of(cls)
-            known[cls] = [handler for handler in every if isinstance(handler, CONTENTS)]
-        if known[cls] and id(one) not in seen:
-            seen.add(id(one))
-            for handler in known[cls]:
-                with suppress(Exception):  # a tensor without memory, for example
-                    yield handler, one, handler.copy(one, copies)
-                    waiting += handler.children(one)
+        if cls not in handled:
+            handled[cls] = any(isinstance(each, CONTENTS) for each in handlers_of(cls))
+        if id(one) in seen or not (handled[cls] or issubclass(cls, (tuple, torch.nn.Module))):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.nn.Module):  # in a container, so that `modules()` lacks it
+            waiting += [(name, part) for part in one.modules()]
+            waiting.append((name, vars(one)))
+            continue
+        count, size = count + 1, size + getattr(one, "nbytes", 0)
+        if count > MOST_HELD or size > MOST_HELD_BYTES:
+            raise ValueError(f"`{name}` of the model holds too much to put back after a repetition")
+        yield name, one
+        for handler in handlers_of(cls):
+            if isinstance(handler, (*CONTENTS, Leading)):
+                with suppress(Exception):
+                    waiting += [(name, child) for child in handler.children(one)]

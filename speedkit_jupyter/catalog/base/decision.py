@@ -134,7 +134,7 @@ class Snippet:
     optimizers: tuple[Mapping[str, str], ...] = ()  # keyword arguments for each optimizer
     training: tuple[str, ...] = ()  # lines that run once, after the optimizer is created
     compiled: str = ""  # an expression for the compiled model
-    around_calls: str = ""  # the name of a function that wraps a `forward`
+    changes_forward: str = ""  # the name of a function that gives a module another `forward`
     forward: tuple[str, ...] = ()  # context managers around forward pass and loss
     loss: str = "loss"  # the expression on which backward() is called
     step: str = "{optimizer}.step()"

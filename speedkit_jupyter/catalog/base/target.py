@@ -52,6 +52,7 @@ class Target:
 
     Attributes:
         notes: results for the report, by optimization.
+        declined: reasons by optimization that found nothing to change when it was applied.
         kept: flags that the user changed under the plan, and that were not restored.
         search: whether to find optimizers that were not passed; False in a benchmark.
         made: the facts of optimizers that a benchmark's step creates.
@@ -67,7 +68,7 @@ class Target:
         self._layers = [weakref.ref(layer) for layer in layers(model)]
         self.optimizers: Sequence[torch.optim.Optimizer] = Alive(each_once(optimizers))
         self.memo, self.search, self.made = Memo(), search, made
-        self.notes, self.kept = dict[str, str](), list[str]()
+        self.notes, self.declined, self.kept = dict[str, str](), dict[str, str](), list[str]()
         self.remember = False  # True while found optimizers are remembered
         self._found: list[torch.optim.Optimizer] | None = None
 

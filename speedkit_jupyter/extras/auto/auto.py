@@ -24,7 +24,7 @@ from speedkit_jupyter.step.reachable import holding
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
-from speedkit_jupyter.torchglue.interrupts import uninterrupted
+from speedkit_jupyter.torchglue.interrupts import held_back, uninterrupted
 
 # Default limit on the cost of races, as a share of the run.
 OVERHEAD = 0.02
@@ -134,12 +134,12 @@ class Auto:
 
     def end(self) -> None:
         """Remove the hooks; restore every flag and object, and keep the trained parameters."""
-        with self._stack:
+        with held_back(), self._stack:
             self._discovery.end()
             for loop in self.loops:
                 loop.end()
-        self.loops.clear()
-        self.latest = None
+            self.loops.clear()
+            self.latest = None
 
     def begin_cell(self) -> None:
         """Reset totals and refusals; watch the known loops again, and look for new loops."""
@@ -158,9 +158,10 @@ class Auto:
         if why := self._discovery.obstacle():
             self._refuse([], why)
         self.is_paused = True
-        self._discovery.end()
-        for loop in self.loops:
-            loop.pause()
+        with held_back():
+            self._discovery.end()
+            for loop in self.loops:
+                loop.pause()
         share = self._load.others_share()
         self.busy = f"{BUSY}: other programs used {share:.0%} of the CPU" if share > SELDOM else ""
         loops = [loop for loop in (*self._over, *self.loops) if not is_short(loop)]

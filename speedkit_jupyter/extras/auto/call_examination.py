@@ -21,9 +21,16 @@ from speedkit_jupyter.right.deviations import of_gradients, sums, total
 from speedkit_jupyter.right.judge import beyond_limit
 from speedkit_jupyter.right.reference import LOW, parameters_of, replayed
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.state.snapshot import ProcessSettings, generators, module_state_kept
+from speedkit_jupyter.state.snapshot import (
+    ProcessSettings,
+    generators,
+    held_objects,
+    module_state_kept,
+)
 from speedkit_jupyter.support.exceptions import in_a_line
+from speedkit_jupyter.support.source_lines import is_users
 from speedkit_jupyter.torchglue import interrupts
+from speedkit_jupyter.torchglue.modules import FORWARD_HOOKS
 from speedkit_jupyter.torchglue.private import tree_map, version
 from speedkit_jupyter.torchglue.storage import is_in_memory, tensors_in
 
@@ -193,7 +200,7 @@ class Examiner:
         if compiles and drawn is not None and drawn.changed():
             return "compiled code draws other random numbers"
         if kept := keeps_lowered(self._plans.live_models):
-            return f"the model keeps {kept}, a result that the plan lowers"
+            return f"{kept}, which the plan lowers"
         if not self._differences(found, known, precision):
             return ""  # else: gradients may bypass the calls, as with a penalty on parameters
         return self._differences(found, self.repeat(compiles=False), precision)
@@ -252,18 +259,23 @@ class Examiner:
 
 
 def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
-    """Return the name of a module's attribute that is a bf16 or fp16 tensor; empty without one."""
+    """Return where modules, or your hooks, keep a bf16 or fp16 result; empty if nowhere."""
+    for name, one in held_objects(models):
+        if isinstance(one, torch.Tensor) and one.dtype in LOW:
+            return f"the model keeps {name}"
     for model in models:
         for name, part in model.named_modules():
-            for key, value in vars(part).items():
-                if isinstance(value, torch.Tensor) and value.dtype in LOW:
-                    return f"{name}.{key}".lstrip(".")
+            for hook in getattr(part, FORWARD_HOOKS[0]).values():
+                code = getattr(getattr(hook, "func", hook), "__code__", None)
+                if code is None or is_users(code.co_filename):
+                    return f"your forward hook of {name or 'the model'} may keep its result"
     return ""
 
 
 def _add(table: dict[int, torch.Tensor], key: int, gradient: torch.Tensor) -> None:
-    known = table.get(key)
-    table[key] = gradient.detach() if known is None else known + gradient
+    known, gradient = table.get(key), gradient.detach()
+    gradient = gradient.to_dense() if gradient.is_sparse else gradient
+    table[key] = gradient if known is None else known + gradient
 
 
 def _apart(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -178,7 +179,10 @@ class TrainerAdvisor:
             tried.append(Variant(name, around=around, proof=proof))
             self._arguments[name] = {word: str(value) for word, value in given.items()}
         tried.sort(key=lambda one: "compile" in one.name)  # only if the others leave time for it
+        own = [getattr(trainer, name, None) for name in ("optimizer", "lr_scheduler")]
+        own = [getattr(one, "scheduler", one) for one in own if one is not None]  # not Accelerate's
         step = step_of(short_training(trainer), trainer.model)
+        step = replace(step, others=[*step.others, *own])
         self._benchmark = Benchmark(step, [Variant(BASELINE), *tried], budget_s, command=command)
         self.run, self.has_results = self._benchmark.run, self._benchmark.has_results
 

@@ -171,7 +171,7 @@ def test_an_error_of_the_users_own_is_raised_under_the_winner_and_repeated_once(
 def test_evaluation_runs_plainly_while_plans_race_and_under_the_winner_afterwards(loop, running):
     net, _, train = loop
     seen = []
-    net.first.register_forward_hook(
+    net.first.register_forward_pre_hook(
         lambda *_: seen.append(torch.is_autocast_enabled("cpu")) if not net.training else None
     )
 
