@@ -278,7 +278,9 @@ def function(script: Script, model: str) -> Block:
     move, call = "".join(snippet.batch for snippet in script.snippets), script.call
     if not script.optimizers:
         body = [*call.moved(move, False), *script.surrounded([f"return {call.of(model)}"])]
-        return [f"def predict({call.given}):", *indented(body)]
+        later = comment("With an optimizer (--optimizer) this is a training step.")
+        trains = later if script.plan.facts.training else []
+        return [*trains, f"def predict({call.given}):", *indented(body)]
     scaling = next((one for one in script.snippets if one.after_step), Snippet())
     steps = [scaling.step.format(optimizer=name) for name in script.names]
     if scaling.after_step:

@@ -83,8 +83,8 @@ def _next_steps(tuning: Tuning) -> list[str]:
         "verify": "compares loss curves with and without the plan",
     } | dict.fromkeys(code, "the plan as plain PyTorch code")
     if not tuning.helped:
-        told = "# with -v found: applies the likely plan, although it is not proven"
-        return [f"found.apply(likely=True)  {told}"] * bool(tuning.likely)
+        likely = f"%speedkit {f'apply {models}'.strip()} --likely"
+        return [f"{likely}  # although it is not proven"] * bool(tuning.likely)
     width = max(map(len, map(str.strip, lines)))
     return [f"%speedkit {one.strip():{width}}  # {about}" for one, about in lines.items()]
 

@@ -104,6 +104,8 @@ class TimedPlan:
         has_enough = self.ratio.pairs >= thresholds.FEW_ROUNDS and not self.is_vague
         is_worth_it = self.ratio.median >= thresholds.LEAST_COSTLY_PART_GAIN
         is_faster = is_worth_it and self.range[1] >= thresholds.LEAST_WORTH_FINDING
+        if not self.ratio.is_bounded:  # too few rounds for an interval
+            is_faster &= self.range[0] > 1
         return has_enough and is_faster and not self.above_limit
 
     @property

@@ -44,7 +44,7 @@ def test_what_is_likely_is_named_with_its_range_and_how_to_go_on():
         "Likely: bf16 is probably about 1.90× as fast (1.40× to 2.60× in 4 rounds); "
         "a longer --budget may settle it (in 3 s)"
     )
-    assert "found.apply(likely=True)" in said(tuning)
+    assert "--likely # although it is not proven" in said(tuning)
     assert not tuning.helped
 
 
@@ -66,7 +66,7 @@ def test_one_round_makes_nothing_likely():
     told = said(searched({"bf16": 28.6, "fused_optimizer": 1.2}, 1, "too few undisturbed rounds"))
     assert told.startswith("Could not decide: too few undisturbed rounds; best seen: bf16 is 28.60")
     assert "as fast (in 1 round)" in told
-    assert "likely=True" not in told
+    assert "--likely" not in told
 
 
 def test_a_plan_stays_likely_that_a_later_benchmark_had_no_time_for():

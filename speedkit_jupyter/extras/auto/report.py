@@ -86,10 +86,15 @@ def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
             plans = units.count(tried, "plan")
             return f"{begun}: {plans} tried, none proven faster, so all is as it was."
         where = f"{tried} of {units.count(every, 'plan')} raced"
-        if race.duel is not None:
-            rounds = units.count(len(race.duel.pairs), "round")
-            where = f"{race.duel.rival} is undecided after {rounds}"
-        line = f"{begun}: too short to prove a plan; {where}. The next run goes on."
+        known = [one for one in race.tried.values() if one is not None]
+        duels = [one for one in known if one.pairs and one.leader == BASELINE]
+        if duels:
+            best = max(duels, key=lambda one: one.median)
+            rounds = units.count(len(best.pairs), "round")
+            where = f"best so far: {best.rival}, {units.ratio(best.median)} as fast in {rounds}"
+        elif race.duel is not None:
+            where = f"no round of {race.duel.rival} was finished"
+        line = f"{begun}: no plan is proven yet; {where}. The next run goes on."
         return f"{line} {NEXT}" if in_notebook else line
     ratio = race.proof
     under = 1 - totals.seconds.get(BASELINE, 0.0) / took_s

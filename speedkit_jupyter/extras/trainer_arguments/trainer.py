@@ -33,6 +33,7 @@ ARGUMENTS = {
     "fused_optimizer": {"optim": '"adamw_torch_fused"'},
     "compile": {"torch_compile": "True"},
 }
+TRAINER_BUDGET_S = 60.0  # some rounds of four arguments with steps of a second
 WORKERS = "dataloader_num_workers"
 ROWS, PARTS = "per_device_train_batch_size", "gradient_accumulation_steps"
 OTHER_UPDATE = (
@@ -93,7 +94,7 @@ def short_training(trainer: Any, steps: int = 0) -> Callable[[], None]:
     return train
 
 
-def arguments_to_try(trainer: Any, budget_s: float | None) -> dict[str, dict[str, str]]:
+def arguments_to_try(trainer: Any, budget_s: float) -> dict[str, dict[str, str]]:
     """Return arguments worth trying here, by variant name, that the Trainer does not use yet."""
     args, hardware, facts = trainer.args, Hardware.current(), Facts.read(trainer.model)
     precisions = named("precision").candidates(hardware, facts)
@@ -101,7 +102,7 @@ def arguments_to_try(trainer: Any, budget_s: float | None) -> dict[str, dict[str
     is_tried = {
         "bf16": "bf16" in precisions and not (args.bf16 or args.fp16),
         "fused_optimizer": args.optim == "adamw_torch" and trainer.optimizer is None,
-        "compile": bool(compiles) and (budget_s or 0.0) >= LEAST_COMPILING_S,
+        "compile": bool(compiles) and budget_s >= LEAST_COMPILING_S,
     }
     return {word: ARGUMENTS[word] for word, flag in is_tried.items() if flag}
 
@@ -161,7 +162,7 @@ def same_update(trainer: Any, given: dict[str, int], restore: Callable[[], None]
 class TrainerAdvisor:
     """Measure arguments of a Trainer: drain `run()`, then read `result()` and `advice()`."""
 
-    def __init__(self, trainer: Any, budget_s: float | None, command: str) -> None:
+    def __init__(self, trainer: Any, budget_s: float, command: str) -> None:
         self._trainer, words = trainer, arguments_to_try(trainer, budget_s)
         self._arguments = dict[str, Mapping[str, str]]()
         cheap = [word for word in words if word != "compile"]

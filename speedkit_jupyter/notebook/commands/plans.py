@@ -69,6 +69,7 @@ def _options(catalog: Iterable[Optimization] = CATALOG) -> Iterator[Option]:
     options.OPTIMIZER,
     Option("--config", "FILE", "a YAML file to start from"),
     switch("--rules", "plan by rules, although tuning has learned a plan"),
+    switch("--likely", "the plan that the last tuning found likely, but could not prove"),
     *_options(),
 )
 def apply(names: Names, session: Session, arguments: Namespace) -> None:
@@ -92,6 +93,12 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
         every = each_once([one for held in optimizers.values() for one in held.values()])
         proven = namespace.proven_config([*models.values()], every)
         config = proven if proven is not None and config.is_auto else config
+    if arguments.likely:
+        tuning = MEMORY.of(next(iter(models.values())))
+        likely = None if tuning is None else tuning.likely_config
+        if likely is None:
+            raise UsageError(f"--likely: no likely plan is known for {', '.join(models)}")
+        config = likely
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
         show_applied(names, session, name, context, proven)

@@ -353,7 +353,7 @@ def test_a_report_without_a_plan_tells_the_race_that_is_undecided(shell, capsys,
     shell.run_cell("%speedkit report net")
     shown = " ".join(capsys.readouterr().out.split())
     assert "30 steps in" in shown
-    assert "undecided after" in shown
+    assert "no plan is proven yet" in shown
     assert "`%speedkit auto status` shows the race" in shown
     assert "● on" not in shown
 
