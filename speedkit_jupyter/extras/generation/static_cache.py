@@ -114,6 +114,7 @@ class StaticDecoding(Optimization):
         lines = CODE.format(mode=mode).splitlines()
         if decision.value is not True:
             lines.append(f"        module.generation_config.max_cache_len = {decision.value}")
+        lines.append("# Call model.generate(…) as before; it compiles at the second token.")
         imports = ("from transformers import CompileConfig",)
         return Snippet(imports=imports, model=tuple(lines))
 
