@@ -1,8 +1,4 @@
-"""What every test shares: a machine that is given, and process-wide state that is left clean.
-
-No test plans for the machine that it happens to run on, unless that is its subject (`here`):
-`--profile` says for which one, as a user would, by SPEEDKIT_HARDWARE.
-"""
+"""What every test shares: the machine of `--profile`, and process-wide state that is left clean."""
 
 import argparse
 import functools

@@ -299,33 +299,34 @@ def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     """
     parts = [part for model in models for part in model.modules()]
     attributes = [dict(vars(part)) for part in parts]
-    tables = [dict(buffer_table(part)) for part in parts]
-    buffers = [(one, one.detach().clone()) for model in models for one in model.buffers()]
-    copies, contents = CopyBudget(), list[tuple[StateHandler, Any, Any]]()
-    for _, one in held_objects(models):
-        for handler in handlers_of(type(one)):
-            if isinstance(handler, CONTENTS):
-                with suppress(Exception):  # a tensor without memory, for example
-                    contents.append((handler, one, handler.copy(one, copies)))
+    buffers = [one for model in models for one in model.buffers()]
+    contents, copies = list[tuple[StateHandler, Any, Any]](), CopyBudget(required=map(id, buffers))
+    every: list[Any] = [one for _, one in held_objects(models)]
+    every += [*map(buffer_table, parts), *buffers]
+    kinds = {cls: [*filter(_is_content, handlers_of(cls))] for cls in {*map(type, every)}}
+    for one in every:
+        for handler in kinds[type(one)]:
+            with suppress(Exception):  # a tensor without memory, for example
+                contents.append((handler, one, handler.copy(one, copies)))
     try:
         with generators_kept():
             yield
     finally:
-        for part, found, table in zip(parts, attributes, tables, strict=True):
+        for part, found in zip(parts, attributes, strict=True):
             for name in (vars(part).keys() | found.keys()) - {COMPILED_CALL}:
                 if name not in found:
                     del vars(part)[name]
                 elif vars(part).get(name) is not found[name]:
                     vars(part)[name] = found[name]
-            buffer_table(part).update(table)
         with torch.no_grad():
-            for buffer, value in buffers:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
             for handler, one, memory in contents:
                 with suppress(Exception):  # an array that views protect from its old size
                     if not handler.same(one, memory):
                         handler.put_back(one, memory)
+
+
+def _is_content(handler: StateHandler) -> bool:
+    return isinstance(handler, CONTENTS)
 
 
 def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
@@ -348,7 +349,7 @@ def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]
         name, one = waiting.pop()
         cls = type(one)
         if cls not in handled:
-            handled[cls] = any(isinstance(each, CONTENTS) for each in handlers_of(cls))
+            handled[cls] = any(map(_is_content, handlers_of(cls)))
         if id(one) in seen or not (handled[cls] or issubclass(cls, (tuple, torch.nn.Module))):
             continue
         seen.add(id(one))

@@ -21,7 +21,6 @@ from speedkit_jupyter.state.handlers.arrays_and_generators import (
     Arrays,
     Buffers,
     Generators,
-    Pictures,
 )
 from speedkit_jupyter.state.handlers.base import StateHandler, attribute_dict
 from speedkit_jupyter.state.handlers.tensors import Gradients, Tensors
@@ -82,7 +81,7 @@ BOUND = (
 HANDLERS: tuple[StateHandler, ...] = (
     names.NamesHandler(), names.Cells(), names.Functions(), containers.Definitions(),
     containers.Attributes(), containers.Slots(), containers.Dicts(), containers.Lists(),
-    containers.Sets(), containers.Scripted(), Buffers(), Pictures(), Tensors(), Arrays(),
+    containers.Sets(), containers.Scripted(), Buffers(), Tensors(), Arrays(),
     Generators(), names.Iterators(),
     Leading(tuple.__iter__, tuple),
     Leading(frozenset.__iter__, frozenset),

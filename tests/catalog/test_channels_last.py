@@ -39,7 +39,9 @@ def test_memory_that_is_shared_stays_shared():
     model[3].weight.data = flat[:81].view(3, 3, 3, 3)
     model[4].weight.grad = flat[81:162].view(3, 3, 3, 3)
     places = [part.weight.data_ptr() for part in model]
-    with apply_speedups(model, SpeedConfig(channels_last=True))[1]:
+    with apply_speedups(model, SpeedConfig(channels_last=True))[1] as context:
+        assert "5 convolutions as before" in context.plan["channels_last"].reason
+        assert not context.plan["channels_last"].active
         assert [part.weight.data_ptr() for part in model] == places
         assert all(part.weight.is_contiguous() for part in model)
 

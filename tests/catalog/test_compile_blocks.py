@@ -1,7 +1,4 @@
-"""compile with `scope: blocks`: each repeated block in place, alike ones once.
-
-Dynamo's own backend `eager` shares and guards code as Inductor's does, and takes no seconds.
-"""
+"""compile with `scope: blocks`. The backend `eager` shares and guards code as Inductor's does."""
 
 import copy
 import itertools

@@ -1,5 +1,6 @@
 """The loop that apply prints, and generated code, call every kind of model as it asks: they run."""
 
+import copy
 from collections import UserDict
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -110,6 +111,9 @@ def trained(model: nn.Module, held: dict, text: str, arguments: list) -> list:
     """Run generated code for three steps; return the losses and the model's parameters."""
     names = held | {"net": model}
     exec(compile(text, "generated", "exec"), names)
+    copied = copy.deepcopy(model)
+    own = vars(copied).get("forward")
+    assert own is None or own.__self__ is copied
     losses = [names["train_step"](*arguments) for _ in range(3)]
     return [*losses, *(parameter.detach() for parameter in model.parameters())]
 

@@ -18,7 +18,6 @@ from speedkit_jupyter import attention, benchmark, check, rollout
 PRELUDE = """
 import array, collections, copy, ctypes, mmap, os, random, sys, threading, types, warnings
 import numpy as np
-import PIL.Image
 import torch
 from torch import nn
 from dataclasses import dataclass, field
@@ -121,7 +120,6 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ("a = np.zeros(3)", "a[0] += 1", "a"),
         ("a = np.zeros((2, 3)); row = a[1]", "row[:] = 7", "a"),
         ("a = np.array(['x', None], dtype=object)", "a[0] = 'y'", "a"),
-        ("a = PIL.Image.new('L', (2, 2))", "a.putpixel((0, 0), 7)", "a.tobytes()"),
     ],
     "names": [
         ("n = 0", "n += 1", "n"),

@@ -1,7 +1,4 @@
-"""A device "sim" that computes on the CPU, as late as a GPU (see sim.cpp): `pytest -p sim` has it.
-
-A process that has it has an accelerator for good: `torch.accelerator` finds it.
-"""
+"""A device "sim" that computes on the CPU, as late as a GPU (sim.cpp): `pytest -p sim` has it."""
 
 import os
 import sys

@@ -122,11 +122,6 @@ def test_other_text_has_no_link(site, text):
     assert "href" not in Document(text).to_html()
 
 
-def test_a_message_has_no_link_without_a_site(monkeypatch):
-    monkeypatch.setattr(verdicts, "project_urls", dict)
-    assert "href" not in Document("too noisy: --budget 20 may settle it").to_html()
-
-
 def test_only_the_packages_metadata_name_addresses_of_the_project():
     """Links follow from `[project.urls]`, so that none leads to a page that does not exist."""
     project = re.compile(r"https?://[\w./-]*speedkit[\w-]*[./]")

@@ -10,10 +10,8 @@ from training import drained, is_lowered, training_step
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.step import memory
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import variant
-from speedkit_jupyter.torchglue import heap
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -143,20 +141,6 @@ def test_where_a_schedule_ends_within_a_block_each_step_begins_anew():
     assert all(record.times_s and not record.failure for record in found.records)
 
 
-@pytest.mark.checked
-@pytest.mark.slow
-def test_off_device_copies_measure_and_put_back_all_the_same(monkeypatch):
-    monkeypatch.setattr(memory, "fits", lambda size, device: False)
-    network, x = convolutions()
-    optimizer = torch.optim.AdamW(network.parameters())
-    before = [p.detach().clone() for p in network.parameters()]
-    step = training_step(optimizer, lambda: network(x).pow(2).mean())
-    comparison = benchmark(step, "baseline,channels_last+fused_optimizer", budget_s=0.3)
-    assert comparison.records[1].accuracy.verdict in ("exact", "rounding")
-    assert all(map(torch.equal, before, network.parameters()))
-    assert network[0].weight.is_contiguous()
-
-
 def test_the_benchmark_says_beforehand_how_long_it_takes_and_whether_that_is_enough():
     network, optimizer, x = small()
     step = Step(lambda context: network(x), [network], [optimizer])
@@ -168,14 +152,3 @@ def test_the_benchmark_says_beforehand_how_long_it_takes_and_whether_that_is_eno
     assert "--budget" in said[warned]
     first_round = next(n for n, text in enumerate(said) if text.startswith("round 1"))
     assert warned < first_round
-
-
-@pytest.mark.checked
-@pytest.mark.skipif(heap.library() is None, reason="for glibc's own malloc")
-def test_no_turn_is_given_up_while_memory_is_kept():
-    network, optimizer, x = small()
-    step = Step(lambda context: network(x).sum().backward(), [network], [optimizer])
-    variants = [*map(variant, ("baseline", "bf16"))]
-    turns = [(one.text, heap.is_kept()) for one in Benchmark(step, variants, 0.1).run()]
-    assert any(text.startswith("checking") for text, _ in turns)
-    assert not any(is_kept for _, is_kept in turns)

@@ -170,8 +170,3 @@ def test_the_fastest_is_not_the_best_where_it_is_another_model():
     other = TimedPlan(found, found.records[1])
     assert other.gain(proven=True) == other.gain() == 0
     assert "another model" in other.why_not("bf16")
-
-
-def test_beside_a_baseline_that_is_the_same_other_model_it_is_a_variant_like_all():
-    found = comparison(baseline_is_other=True)
-    assert [found.verdict(r) for r in found.records] == ["baseline", "faster", "faster"]

@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import io
 import multiprocessing
 import random
 import weakref
@@ -10,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import PIL.Image
 import pytest
 import torch
 from examples import examples
@@ -150,16 +148,6 @@ def test_what_a_step_changes_comes_back_again_and_again(kind: str) -> None:
         assert str(look(found)) == later, (kind, found)
         first.restore()
         assert not first.failed
-
-
-def test_a_picture_that_is_not_loaded_yet_can_still_be_read() -> None:
-    file = io.BytesIO()
-    PIL.Image.new("RGB", (2, 2), (1, 2, 3)).save(file, "png")
-    found = PIL.Image.open(file)
-    snapshot = Snapshot(Walk([found]))
-    found.paste(0, (0, 0, 1, 1))
-    snapshot.restore()
-    assert found.tobytes() == bytes([1, 2, 3] * 4)
 
 
 def test_a_copy_for_timing_has_its_own_values_only_where_they_may_take_time() -> None:

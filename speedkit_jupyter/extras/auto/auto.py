@@ -16,8 +16,8 @@ from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.extras.auto.raced_loop import RacedLoop
 from speedkit_jupyter.extras.auto.report import is_short, summary
 from speedkit_jupyter.extras.auto.steps import Remaining
+from speedkit_jupyter.extras.auto.tracebacks import hide_when_interrupted
 from speedkit_jupyter.plans.registry import is_measuring
-from speedkit_jupyter.report.tracebacks import hide_when_interrupted
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.clock import BUSY, SELDOM
 from speedkit_jupyter.step.reachable import holding

@@ -17,7 +17,7 @@ from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.extras.auto.loss_watch import RECENT_STEPS, Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
 from speedkit_jupyter.extras.auto.steps import Beat, Kinds, Remaining, TimedStep, Totals
-from speedkit_jupyter.report.tracebacks import hide_when_interrupted
+from speedkit_jupyter.extras.auto.tracebacks import hide_when_interrupted
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.support.exceptions import in_a_line

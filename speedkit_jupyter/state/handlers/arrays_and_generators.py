@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import operator
 import random
-import sys
 from array import array
 from collections.abc import Iterable
 from mmap import mmap
@@ -88,24 +87,6 @@ class Buffers(StateHandler):
         else:
             place = (ctypes.c_char * len(memory)).from_buffer(instance)
             ctypes.memmove(place, memory, len(memory))
-
-
-class Pictures(StateHandler):
-    """Handle the pixels of PIL images."""
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, getattr(sys.modules.get("PIL.Image"), "Image", ()))
-
-    def copy(self, instance: Any, copies: CopyBudget) -> bytes | None:
-        instance.load()  # PIL reads the file at the first use
-        pixels: bytes = instance.tobytes()
-        return pixels if copies.fits(instance, len(pixels)) else None
-
-    def same(self, instance: Any, memory: bytes | None) -> bool:
-        return memory is None or instance.tobytes() == memory
-
-    def put_back(self, instance: Any, memory: bytes) -> None:
-        instance.frombytes(memory)
 
 
 class Generators(StateHandler):

@@ -3,7 +3,9 @@
 import copy
 import gc
 import math
+import random
 import re
+import signal
 import weakref
 from statistics import median
 from unittest.mock import Mock
@@ -18,6 +20,7 @@ import speedkit_jupyter
 from speedkit_jupyter.catalog.base import target
 from speedkit_jupyter.extras.auto.auto import Auto
 from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.extras.auto.raced_loop import RacedLoop
 from speedkit_jupyter.extras.auto.report import report, summary
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.plans.applying import applied_to
@@ -25,6 +28,7 @@ from speedkit_jupyter.plans.registry import is_measuring
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.exceptions import ArgumentError
 
+ELSEWHERE: list[torch.Tensor] = []  # what hooks of users keep
 pytestmark = [pytest.mark.usefixtures("bf16_machine"), pytest.mark.long]
 
 
@@ -44,6 +48,18 @@ def test_the_faster_plan_wins_and_every_flag_and_object_is_put_back(loop, runnin
     assert not optimizer.param_groups[0]["fused"]
     assert not hasattr(torch.autograd.backward, "stands_in_for")
     assert not hasattr(torch.utils.data.DataLoader.__iter__, "stands_in_for")
+
+
+def test_an_interrupt_as_auto_ends_waits_until_all_is_put_back(loop, running, monkeypatch):
+    net, _, train = loop
+    train(300)
+    pause = RacedLoop.pause
+    ring = lambda work: (signal.raise_signal(signal.SIGINT), pause(work))  # noqa: E731
+    monkeypatch.setattr(RacedLoop, "pause", ring)
+    with pytest.raises(KeyboardInterrupt):
+        running.end()
+    assert not running.loops
+    assert vars(net).get("_compiled_call_impl") is None
 
 
 def test_status_and_summary_say_what_decided_in_magics_or_in_functions_of_a_program(loop, running):
@@ -125,20 +141,22 @@ def test_a_call_that_changes_parameters_is_never_repeated(loop, running):
 
 def test_what_calls_change_in_a_models_containers_counts_each_step_once(loop, running):
     net, _, train = loop
-    net.calls, net.array, net.own = [], np.zeros(1), torch.Generator().manual_seed(0)
-    net.inner = {"sums": [torch.zeros(1)]}
+    net.drawn, net.own = [], random.Random(0)
+    net.inner = {"sums": [torch.zeros(1), np.zeros(())], "hidden": (nn.BatchNorm1d(8),)}
 
     def count(*_):
-        net.calls.append(torch.rand(1, generator=net.own))
-        net.array += 1
+        net.drawn.append(net.own.random())
         net.inner["sums"][0] += 1
+        net.inner["sums"][1] += 1
+        net.inner["hidden"][0](torch.rand(4, 8))
 
     net.register_forward_pre_hook(count)
     train(300)
     assert "bf16" in running.latest.race.leader
-    assert (len(net.calls), *net.array, *net.inner["sums"]) == (300, 300, 300)
-    again = torch.Generator().manual_seed(0)
-    assert net.calls == [torch.rand(1, generator=again) for _ in range(300)]
+    counts = *net.inner["sums"], net.inner["hidden"][0].num_batches_tracked
+    again = random.Random(0)
+    assert net.drawn == [again.random() for _ in range(300)]
+    assert [len(net.drawn), *map(int, counts)] == [300] * 4
 
 
 def test_a_users_own_error_goes_up_and_leaves_no_plan_on_trial(loop, running):
@@ -437,13 +455,20 @@ def test_a_model_is_freed_after_the_block(make_net):
     assert gone() is None
 
 
-def test_a_model_that_keeps_its_results_is_not_lowered(loop, running):
+@pytest.mark.parametrize(("keep", "told"), [
+    (lambda net, result: setattr(net, "kept", result), "the model keeps kept"),
+    (lambda net, result: net.last.features.append(result), "the model keeps last.features"),
+    (lambda net, result: ELSEWHERE.append(result), "your forward hook of last may keep its result"),
+], ids=["attribute", "list", "elsewhere"])  # fmt: skip
+def test_a_model_or_a_hook_that_keeps_results_is_not_lowered(loop, running, keep, told):
     net, _, train = loop
-    net.last.register_forward_hook(lambda module, args, result: setattr(net, "kept", result))
+    net.last.features = []
+    net.last.register_forward_hook(lambda module, args, result: keep(net, result))
     train(300)
-    assert net.kept.dtype is torch.float32
+    kept = [getattr(net, "kept", None), *net.last.features, *ELSEWHERE]
+    assert {one.dtype for one in kept[-200:] if one is not None} == {torch.float32}
     assert "bf16" not in running.latest.race.leader
-    assert any("keeps kept" in why for why in running.latest.race.reasons.values())
+    assert any(told in why for why in running.latest.race.reasons.values())
 
 
 def test_a_plan_whose_repeated_call_takes_long_is_out_and_the_next_examination_waits(loop, running):

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from training import everything
 
 from speedkit_jupyter import StepError, batch_sizes, tune_loader
+from speedkit_jupyter.catalog.model_changes.tensors import has_views
 from speedkit_jupyter.extras.data.loader_race import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
@@ -73,6 +74,7 @@ def test_everything_is_put_back_and_no_worker_is_left() -> None:
     before = everything(net)
     fast = tune_loader(loader, step, budget_s=1.0)
     assert type(fast) is DataLoader
+    assert not any(map(has_views, net.parameters()))  # the result keeps no copy of the state
     assert everything(net) == before
     assert data.drawn == 0
     assert loader.num_workers == 0
