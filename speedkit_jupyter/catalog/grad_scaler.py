@@ -45,6 +45,8 @@ class GradScaler(Optimization):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         asked = request.value.enabled
         unscalable = [one for one in facts.dtypes if one.startswith(("float16", "complex"))]
+        if asked is not False and not facts.dtypes:
+            return request.decline(False, "the model has no parameters")
         if asked is not False and unscalable:
             why = f"parameters are {unscalable[0]}: their gradients can't be scaled"
             return request.decline(False, why)

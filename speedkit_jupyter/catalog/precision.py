@@ -17,11 +17,10 @@ from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
 from speedkit_jupyter.catalog.base.target import Memo, Target
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.model_changes.autocast import caches_in_one_dtype, cast_once
-from speedkit_jupyter.catalog.model_changes.calls import Call
+from speedkit_jupyter.catalog.model_changes.calls import Call, parts_called
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.torchglue.modules import module_table
 from speedkit_jupyter.torchglue.private import current_node, tree_leaves, tree_map
 
 # The config's words with torch's names.
@@ -275,7 +274,7 @@ def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
     model, inside = target.model, ModelCallState()
     parameter = next(model.parameters(), None)
     block = ("cpu" if parameter is None else parameter.device.type, dtype)
-    parts = [*_parts(model)] if _has_methods(type(model)) else []
+    parts = [part for _, part in parts_called(model)]
     lowered = [Lowered(one, target, block, inside, one is not model) for one in (model, *parts)]
     return [*lowered, *cast_once(model, target.notes, target.only_in)]
 
@@ -310,20 +309,3 @@ def in_float32(results: Any, dtype: torch.dtype) -> Any:
         return result
 
     return tree_map(raised, results)
-
-
-def _has_methods(kind: type) -> bool:
-    """Return whether the user's class has public methods in addition to `forward`."""
-    own = (one for one in kind.__mro__ if not one.__module__.startswith("torch."))
-    names = {name for one in own if one is not object for name in vars(one)}
-    methods = (name for name in names - {"forward"} if not name.startswith("_"))
-    return any(callable(getattr(kind, name, None)) for name in methods)
-
-
-def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the children; for lists and dicts, which are never called, yield their children."""
-    for child in module_table(module).values():
-        if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
-            yield from _parts(child)
-        elif child is not None:
-            yield child

@@ -17,6 +17,7 @@ import torch
 from speedkit_jupyter.catalog import named as catalog_entry
 from speedkit_jupyter.catalog.base.decision import Form, Snippet
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
+from speedkit_jupyter.catalog.model_changes.calls import parts_called
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -56,6 +57,7 @@ class ModelCall:
 
     inputs: str = ONE
     own_loss: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()  # expressions of parts that the model's other methods may call
 
     @property
     def given(self) -> str:
@@ -88,6 +90,11 @@ class ModelCall:
 
 def call_of(model: torch.nn.Module | None) -> ModelCall:
     """Return the call of a model, judged by class and `forward`; by default `model(inputs)`."""
+    parts = () if model is None else parts_called(layers(model)[-1])
+    return replace(_call_of(model), parts=tuple(called for called, _ in parts))
+
+
+def _call_of(model: torch.nn.Module | None) -> ModelCall:
     parameters = _parameters(model)
     if _is_a(model, "LightningModule"):
         return ModelCall(own_loss=LIGHTNING)
@@ -182,16 +189,13 @@ class Script:
         return [*self.blocks("setup"), *compiling]
 
     def lowered(self, model: str) -> Block:
-        """Return the lines that replace the model's `forward`.
-
-        A LightningModule's children, which `training_step` may call, get a new `forward`, too.
-        """
-        every = (snippet.changes_forward for snippet in self.snippets)
-        functions = [*filter(None, every)]
-        if self.call.own_loss != LIGHTNING:
+        """Return the lines that replace `forward` of the model, and of parts called elsewhere."""
+        functions = [*filter(None, (snippet.changes_forward for snippet in self.snippets))]
+        if not self.call.parts:
             return [f"{name}({model})" for name in functions]
-        lines = [f"    {name}(module)" for name in functions]
-        return [f"for module in ({MODEL}, *{MODEL}.children()):", *lines] if lines else []
+        modules = indented(textwrap.wrap(", ".join((model, *self.call.parts)), WIDTH - 4))
+        around = ["for module in (", *modules, "):"]
+        return [*around, *(f"    {name}(module)" for name in functions)] if functions else []
 
     def surrounded(self, lines: Sequence[str]) -> Block:
         """Return the lines inside the context managers of a forward pass."""

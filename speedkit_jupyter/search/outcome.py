@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -239,13 +239,19 @@ class SearchMemory:
         CHANGES.add(self._applied_or_restored)
 
     def forget(self) -> None:
-        self._answers: list[Tuning] = []
+        self._answers, self.newest = list[Tuning](), cast("Tuning | None", None)
 
     def add(self, tuning: Tuning) -> None:
-        """Store the answer of a settled search."""
+        """Store the answer of a settled search; `newest` is the last tuning, settled or not."""
+        self.newest = tuning
         if tuning.is_settled:
             self._answers = [one for one in self._answers if one.models] + [tuning]
             self.listeners.tell()
+
+    def likely_config(self, models: Iterable[Any]) -> SpeedConfig | None:
+        """Return the likely plan of the newest search if that was for these models; else None."""
+        found = self.newest
+        return found.likely_config if found is not None and found.is_of(models) else None
 
     def of(self, model: torch.nn.Module | None) -> Tuning | None:
         """Return the newest answer for this model; None without one."""

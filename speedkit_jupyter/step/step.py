@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, wraps
 from types import CoroutineType, GeneratorType
@@ -30,6 +30,7 @@ from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.tracebacks import user_code_boundary
+from speedkit_jupyter.support.units import count
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
 from speedkit_jupyter.torchglue.interrupts import in_a_window
 from speedkit_jupyter.torchglue.modules import global_hooks
@@ -221,6 +222,16 @@ def step_of(
     )
 
 
+def refuse_unfit_call(step: Callable[..., object], given: Sequence[Any]) -> None:
+    """Raise StepError if the signature of `step` does not fit these arguments."""
+    with suppress(ValueError):  # some functions in C have no signature
+        try:
+            inspect.signature(step).bind(*given)
+        except TypeError as error:
+            name, number = getattr(step, "__name__", "the step"), count(len(given), "argument")
+            raise StepError(f"{name} can't be called with {number}: {error}") from None
+
+
 def _takes_context(step: Callable[..., object]) -> bool:
     """Return whether the first positional argument is `*args`, required, or named `ctx`."""
     try:
@@ -252,11 +263,11 @@ def loop(
     """Call the step with each batch, or its parts if `spread`. Raises StepError without batches."""
     is_empty = True
     for batch in loader:
+        given = batch if spread and isinstance(batch, tuple | list) else [batch]
+        if is_empty:
+            refuse_unfit_call(step, given)
         is_empty = False
-        if spread and isinstance(batch, tuple | list):
-            step(*batch)
-        else:
-            step(batch)
+        step(*given)
     if is_empty:
         raise StepError(EMPTY)
 

@@ -54,12 +54,14 @@ class LightningModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.more = nn.ModuleDict({"one": nn.ModuleList([nn.Linear(4, 4)])})
 
     def forward(self, x):
         return self.head(self.layer(x))
 
     def training_step(self, batch, index):
-        return nn.functional.mse_loss(self(batch[0]), batch[1]) + self.layer(batch[0]).mean()
+        more = self.more["one"][0](self.layer(batch[0]))
+        return nn.functional.mse_loss(self(batch[0]), batch[1]) + more.mean()
 
 
 class Shape(NamedTuple):

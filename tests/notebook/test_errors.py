@@ -1,7 +1,4 @@
-"""A wrong line gets one line, with the nearest right word or the next step: `errors.txt`.
-
-After a change of words `pytest tests/notebook/test_errors.py --regenerate-plans` writes it anew.
-"""
+"""A wrong line gets one line: `errors.txt`, which `--regenerate-plans` writes anew."""
 
 from pathlib import Path
 

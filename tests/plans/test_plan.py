@@ -1,7 +1,4 @@
-"""Plans are pinned in decisions.yaml: for each optimization what is decided where, and why.
-
-After a change on purpose, `pytest tests/plans --regenerate-plans` writes it anew.
-"""
+"""Plans are pinned in decisions.yaml, which `pytest tests/plans --regenerate-plans` writes."""
 
 from pathlib import Path
 from typing import Any

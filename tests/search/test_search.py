@@ -10,6 +10,7 @@ import torch
 from speedkit_jupyter import StepError, tune
 from speedkit_jupyter.rounds.comparison import Comparison, Record, TokenTimes
 from speedkit_jupyter.search.candidates import Candidate, first_plans
+from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.search.races import PlanRace, SearchBudget, clearly_slower
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.search.tried_plans import TimedPlan, TriedPlans
@@ -154,6 +155,7 @@ def test_an_interrupted_search_shows_a_likely_plan_and_applies_it_only_when_aske
     assert shown.startswith(f"Likely: {tuning.likely} is probably about 3.00× as fast")
     with pytest.warns(UserWarning, match=r"nothing is applied; apply\(likely=True\) applies"):
         assert tuning.apply() == []
+    assert MEMORY.likely_config([network]).to_dict() == tuning.likely_config.to_dict()
     with pytest.warns(UserWarning, match="likely, not proven: "):
         (context,) = tuning.apply(likely=True)
     assert optimizer.param_groups[0]["fused"] is True

@@ -19,6 +19,7 @@ from speedkit_jupyter.torchglue.modules import (
     BACKWARD_HOOKS,
     COMPILED_CALL,
     FORWARD_HOOKS,
+    module_table,
     plain_call,
 )
 
@@ -140,3 +141,29 @@ def graph_of(results: Iterable[Any]) -> list[Any]:
         seen |= inner
         nodes += inner
     return nodes
+
+
+def _has_methods(kind: type) -> bool:
+    """Return whether the user's class has public methods in addition to `forward`."""
+    own = (one for one in kind.__mro__ if not one.__module__.startswith("torch."))
+    names = {name for one in own if one is not object for name in vars(one)}
+    methods = (name for name in names - {"forward"} if not name.startswith("_"))
+    return any(callable(getattr(kind, name, None)) for name in methods)
+
+
+def parts_called(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the parts that methods other than `forward` may call, with expressions for code."""
+    return _parts(model, "model") if _has_methods(type(model)) else iter(())
+
+
+def _parts(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the children, and the children of lists, dicts and the adapters of peft."""
+    is_dict = isinstance(module, torch.nn.ModuleDict)
+    for key, child in module_table(module).items():
+        called = f"{name}.{key}" if key.isidentifier() and not is_dict else f"{name}[{key}]"
+        called = f"{name}[{key!r}]" if is_dict else called
+        is_container = isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict)
+        if child is not None and not is_container:  # containers are never called
+            yield called, child
+        if is_container or type(child).__module__.startswith("peft.tuners."):
+            yield from _parts(cast("torch.nn.Module", child), called)

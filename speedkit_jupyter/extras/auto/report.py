@@ -86,8 +86,7 @@ def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
             plans = units.count(tried, "plan")
             return f"{begun}: {plans} tried, none proven faster, so all is as it was."
         where = f"{tried} of {units.count(every, 'plan')} raced"
-        known = [one for one in race.tried.values() if one is not None]
-        duels = [one for one in known if one.pairs and one.leader == BASELINE]
+        duels = [one for one in race.tried.values() if one and one.leader == BASELINE and one.pairs]
         if duels:
             best = max(duels, key=lambda one: one.median)
             rounds = units.count(len(best.pairs), "round")

@@ -88,8 +88,9 @@ class BatchSizes(Shown):
             return False
         slower = [one for one in self.measured if not self._is_near(one)]
         error = statistics.bonferroni_share(statistics.ERROR, len(slower))
-        sample_s = {one.number: [s / one.number for s in one.times_s] for one in self.measured}
-        pairs = [(sample_s[one.number], sample_s[best.number]) for one in slower]
+        number = min(len(one.times_s) for one in self.measured)  # Ctrl-C may have ended a round
+        of = {one.number: [s / one.number for s in one.times_s[:number]] for one in self.measured}
+        pairs = [(of[one.number], of[best.number]) for one in slower]
         return all(statistics.paired_ratio(*pair, error).low > 1 for pair in pairs)
 
     def _is_near(self, size: Size) -> bool:

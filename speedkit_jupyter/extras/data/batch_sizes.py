@@ -28,7 +28,7 @@ from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
-from speedkit_jupyter.step.step import EMPTY, Step, arguments_of, step_of
+from speedkit_jupyter.step.step import EMPTY, Step, arguments_of, refuse_unfit_call, step_of
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import interruptible
@@ -110,6 +110,7 @@ class BatchSweep:
         self.budget_s = arguments.seconds("budget_s", budget_s) or LOADING_BUDGET_S
         self._given, self._batch = batch, list[Any]()
         self._loader: Any = loader
+        self._called: Any = step
         run = (lambda _: step(*self._batch)) if self._takes else measured.run  # type: ignore[operator]
         self.step = replace(measured, run=run, others=[*measured.others, loader, batch])
         self._device = device_of(self.step)
@@ -129,6 +130,8 @@ class BatchSweep:
             self._context: Any = in_force_or_none(self.step.models)
             budget.reserved_s = guard.taking_s
             self._own = self._first_batch()
+            if self._takes:
+                refuse_unfit_call(self._called, self._own)
             now = self._found.now = length_of(self._own) or 0
             if not now:
                 raise StepError("the batch has no tensor with a row for each sample")

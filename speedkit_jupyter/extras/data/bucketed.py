@@ -47,7 +47,8 @@ def bucketed(
 
         loader = DataLoader(data, 8, collate_fn=bucketed(collate, (32, 64, 128)))
     """
-    every = sorted({arguments.whole("lengths", one) for one in lengths})
+    listed = lengths if isinstance(lengths, Sequence) else [lengths]
+    every = sorted({arguments.whole("lengths", one) for one in listed})
     if not every or every[0] < 1:
         raise StepError(f"lengths must be whole numbers above 0, not {arguments.shown(lengths)}")
     values = dict(pad_value) if isinstance(pad_value, Mapping) else {"": pad_value}
@@ -68,19 +69,22 @@ def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_FI
     if now is None or (longer := next((one for one in lengths if one >= now), now)) == now:
         return batch
 
-    def grown(value: int, tensor: Any) -> Any:
+    def grown(value: int | None, tensor: Any) -> Any:
         if not isinstance(tensor, torch.Tensor) or tensor.dim() < 2 or tensor.shape[1] != now:
             return tensor
+        if value is None:  # without a name, labels are known by -100
+            usual = 0 if tensor.dtype is torch.bool else values.get("", 0)
+            value = -100 if (tensor == -100).any() else usual
         behind = [0, 0] * (tensor.dim() - 2)
         return functional.pad(tensor, (*behind, 0, longer - now), value=value)
 
     if isinstance(batch, Mapping):
         usual, longer_batch = {**OF_FIELDS, **values}, copy.copy(batch)
         for name, one in batch.items():
-            value = usual.get(name, 0 if "mask" in str(name) else values.get("", 0))
+            value = usual.get(name, 0 if "mask" in str(name) else None)
             longer_batch[name] = tree_map(partial(grown, value), one)  # type: ignore[index]
         return longer_batch
-    return tree_map(partial(grown, values.get("", 0)), batch)
+    return tree_map(partial(grown, None), batch)
 
 
 def length_of(batch: Any) -> int | None:

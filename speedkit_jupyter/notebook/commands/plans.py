@@ -94,10 +94,10 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
         proven = namespace.proven_config([*models.values()], every)
         config = proven if proven is not None and config.is_auto else config
     if arguments.likely:
-        tuning = MEMORY.of(next(iter(models.values())))
-        likely = None if tuning is None else tuning.likely_config
-        if likely is None:
-            raise UsageError(f"--likely: no likely plan is known for {', '.join(models)}")
+        if typed or arguments.rules or arguments.config:
+            raise UsageError("--likely is a whole plan: leave the other options out")
+        if (likely := MEMORY.likely_config(models.values())) is None:
+            raise UsageError("--likely: the last tuning found no likely plan for this model")
         config = likely
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))

@@ -42,10 +42,10 @@ def test_values_are_given_by_field_and_tuples_are_padded():
     given = bucketed(collate, [8], {"words": 7})([torch.ones(3).long()])
     assert given["words"][0].tolist() == [1] * 3 + [7] * 5
     assert given["labels"][0].tolist() == [1] * 3 + [-100] * 5
-    pairs = bucketed(lambda rows: (torch.ones(1, 3).long(), torch.ones(1, 3, 2), "text"), [4])
-    words, vectors, text = pairs(None)
+    parts = torch.ones(1, 3).long(), torch.ones(1, 3, 2), torch.tensor([[1, 2, -100]]), "text"
+    words, vectors, labels, text = bucketed(lambda rows: parts, [4])(None)
     assert (words.shape, vectors.shape, text) == ((1, 4), (1, 4, 2), "text")
-    assert vectors[0, 3].tolist() == [0, 0]
+    assert (vectors[0, 3].tolist(), int(labels[0, 3])) == ([0, 0], -100)
 
 
 @pytest.mark.parametrize("kind", [dict, UserDict, partial(defaultdict, list)])
