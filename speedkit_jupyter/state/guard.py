@@ -108,6 +108,7 @@ class MeasurementGuard:
             self._go_home()
         failed = self.state.failed.items()
         self._tell([f"{name} {why}" for name, why in failed if "put back" in why])
+        self.state.let_go()  # results refer to it, and weights must not have views
 
     def _go_home(self, for_good: bool = True) -> None:
         """Put the user's state and iterators in place, and stop dropping output."""

@@ -121,6 +121,10 @@ class Snapshot:
         if stopped is not None:
             raise stopped
 
+    def let_go(self) -> None:
+        """Drop the copies: nothing can be put back afterwards."""
+        self._memories, self._of_base = {}, {}
+
     def _due(self) -> Iterator[tuple[Key, tuple[Any, Any]]]:
         """Yield keys, objects and copies that this restore handles; see the comment on FIRST."""
         is_whole = self._restored <= FIRST or self._restored % ALL_EVERY == 0
@@ -303,11 +307,11 @@ def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     contents, copies = list[tuple[StateHandler, Any, Any]](), CopyBudget(required=map(id, buffers))
     every: list[Any] = [one for _, one in held_objects(models)]
     every += [*map(buffer_table, parts), *buffers]
-    kinds = {cls: [*filter(_is_content, handlers_of(cls))] for cls in {*map(type, every)}}
+    kinds = {cls: handlers_of(cls) for cls in {*map(type, every)}}
     for one in every:
-        for handler in kinds[type(one)]:
+        for kind in (each for each in kinds[type(one)] if isinstance(each, CONTENTS)):
             with suppress(Exception):  # a tensor without memory, for example
-                contents.append((handler, one, handler.copy(one, copies)))
+                contents.append((kind, one, kind.copy(one, copies)))
     try:
         with generators_kept():
             yield
@@ -323,10 +327,6 @@ def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
                 with suppress(Exception):  # an array that views protect from its old size
                     if not handler.same(one, memory):
                         handler.put_back(one, memory)
-
-
-def _is_content(handler: StateHandler) -> bool:
-    return isinstance(handler, CONTENTS)
 
 
 def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
@@ -349,7 +349,7 @@ def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]
         name, one = waiting.pop()
         cls = type(one)
         if cls not in handled:
-            handled[cls] = any(map(_is_content, handlers_of(cls)))
+            handled[cls] = any(isinstance(each, CONTENTS) for each in handlers_of(cls))
         if id(one) in seen or not (handled[cls] or issubclass(cls, (tuple, torch.nn.Module))):
             continue
         seen.add(id(one))

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from training import training_step
 
 from speedkit_jupyter import StateWarning, benchmark, tune_loader
+from speedkit_jupyter.catalog.model_changes.tensors import has_views
 from speedkit_jupyter.state import guard
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.support.exceptions import StepError
@@ -42,8 +43,9 @@ def test_what_another_thread_trains_is_refused(monkeypatch: pytest.MonkeyPatch) 
     finally:
         ends.set()
         thread.join()
-    with step_of(lambda: model(torch.ones(1, 2))).guarded():
-        pass
+    with step_of(lambda: model(torch.ones(1, 2))).guarded() as kept:
+        assert has_views(model.weight)
+    assert not has_views(model.weight), kept  # results may refer to the guard
 
 
 @pytest.mark.usefixtures("one_process")

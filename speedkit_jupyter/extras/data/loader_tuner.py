@@ -114,7 +114,6 @@ class LoaderTuner:
             finally:
                 for one in race.ways:
                     one.leave()
-                timer.restore = lambda: None  # the result keeps the timer, but no copy of the state
 
     def _race(
         self, race: LoaderRace, timer: LoaderTimer, budget: Budget
