@@ -22,7 +22,7 @@ from speedkit_jupyter.state.handlers.arrays_and_generators import (
     Generators,
     comparable,
 )
-from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
+from speedkit_jupyter.state.handlers.base import MOST_COPIED_BYTES, CopyBudget, StateHandler
 from speedkit_jupyter.state.handlers.containers import Dicts, Lists, Sets
 from speedkit_jupyter.state.handlers.tensors import Tensors
 from speedkit_jupyter.state.walk import HANDLERS, Leading, Walk, handlers_of
@@ -33,10 +33,10 @@ from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table, para
 # otherwise only objects that have changed before, or are not in the base.
 FIRST, ALL_EVERY = 2, 16
 Key = tuple[int, StateHandler]
-# State in modules' attributes that `module_state_kept` restores, and its limits: copying it takes
-# 75 µs per object.
+# State in modules' attributes that `module_state_kept` restores, and the limit on its objects:
+# copying takes 75 µs per object.
 CONTENTS = (Dicts, Lists, Sets, Arrays, Buffers, Generators, Tensors)
-MOST_HELD, MOST_HELD_BYTES = 1000, 2**26
+MOST_HELD = 1000
 OF_MODULES = frozenset(vars(torch.nn.Module())) | {COMPILED_CALL}
 # Settings that are attributes of modules, in addition to the switches of `machines.flags`.
 ATTRIBUTES = {
@@ -333,7 +333,7 @@ def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]
     """Yield containers, arrays, tensors and generators in modules' attributes, with their names.
 
     Contents of containers follow, with all tensors of modules in them. Registered parameters and
-    buffers are left out. Raises ValueError after MOST_HELD objects or MOST_HELD_BYTES.
+    buffers are left out. Raises ValueError after MOST_HELD objects or MOST_COPIED_BYTES.
     """
     named = [pair for model in models for pair in model.named_modules()]
     tensors = (one for model in models for one in (*model.parameters(), *model.buffers()))
@@ -358,7 +358,7 @@ def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]
             waiting.append((name, vars(one)))
             continue
         count, size = count + 1, size + getattr(one, "nbytes", 0)
-        if count > MOST_HELD or size > MOST_HELD_BYTES:
+        if count > MOST_HELD or size > MOST_COPIED_BYTES:
             raise ValueError(f"`{name}` of the model holds too much to put back after a repetition")
         yield name, one
         for handler in handlers_of(cls):

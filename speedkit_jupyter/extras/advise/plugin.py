@@ -10,7 +10,7 @@ from IPython.display import display
 
 from speedkit_jupyter.extras.advise.advisor import Advised, Advisor
 from speedkit_jupyter.extras.profile.profiler import Profiler
-from speedkit_jupyter.extras.trainer_arguments.trainer import BUDGET_S, TrainerAdvisor, is_trainer
+from speedkit_jupyter.extras.trainer_arguments.trainer import TrainerAdvisor, is_trainer
 from speedkit_jupyter.notebook import namespace, options
 from speedkit_jupyter.notebook.options import Names, Option, command
 from speedkit_jupyter.notebook.plugins import Plugin
@@ -26,12 +26,12 @@ from speedkit_jupyter.step.step import Step, over_batches, step_of
     options.step("the function to examine (default: the last %%speedbench cell)"),
     options.LOADER,
     Option("--try", "NUMBER", "measure this opportunity, or a rule's", dest="wanted"),
-    options.budget(f"seconds in all ({DEFAULT_BUDGET_S:g}; of a Trainer {BUDGET_S:g})"),
+    options.budget(f"seconds in all ({DEFAULT_BUDGET_S:g}; of a Trainer {6 * DEFAULT_BUDGET_S:g})"),
     options.RESULT,
 )
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
     if is_trainer(trainer := names.get(arguments.model)):
-        budget_s = arguments.budget or BUDGET_S
+        budget_s = arguments.budget or 6 * DEFAULT_BUDGET_S  # its steps are often long
         advisor = TrainerAdvisor(trainer, budget_s, f"%speedkit advise {arguments.model}")
         try:
             measured(advisor, "trying arguments", names, arguments.v)

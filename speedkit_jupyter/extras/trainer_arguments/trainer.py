@@ -33,7 +33,6 @@ ARGUMENTS = {
     "fused_optimizer": {"optim": '"adamw_torch_fused"'},
     "compile": {"torch_compile": "True"},
 }
-BUDGET_S = 60.0  # some rounds of four arguments with steps of a second
 WORKERS = "dataloader_num_workers"
 ROWS, PARTS = "per_device_train_batch_size", "gradient_accumulation_steps"
 OTHER_UPDATE = (
