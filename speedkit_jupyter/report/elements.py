@@ -94,7 +94,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a report; `summary` stands for the section while the section is folded."""
+    """A section of a report; `summary` replaces the section while it is folded."""
 
     body: Any  # Table | CodeBlock | Meter | Picture | str, or empty
     title: str = ""
