@@ -2,45 +2,52 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from speedkit_jupyter.extras.auto.auto import auto
-from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
+from speedkit_jupyter.support import tracebacks
 
-USAGE = "usage: python -m speedkit_jupyter run SCRIPT.py [ARGUMENT …]"
+USAGE = "usage: python -m speedkit_jupyter run [-m MODULE | SCRIPT.py] [ARGUMENT …]"
 
 
 def main() -> int:
-    """Run the command line's script; return 2 after a usage error or a SpeedKit error, else 0."""
-    if sys.argv[1:2] != ["run"] or len(sys.argv) < 3:
+    """Run the command line's script; return 2 after a usage error, 1 after an exception."""
+    is_module = sys.argv[2:3] == ["-m"]
+    if sys.argv[1:2] != ["run"] or len(sys.argv) < 3 + is_module:
         print(USAGE, file=sys.stderr)
         return 2
-    if not Path(sys.argv[2]).is_file():
+    if not is_module and not os.path.exists(sys.argv[2]):
         print(f"{sys.argv[2]}: there is no such file", file=sys.stderr)
         return 2
     try:
         run(sys.argv[2:])
-    except SpeedKitError as error:
-        print(error, file=sys.stderr)
-        return 2
+    except Exception as error:
+        error.__traceback__ = tracebacks.users_part(error) or error.__traceback__
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
     return 0
 
 
-@hide_internal_frames
+@tracebacks.hide_internal_frames
+@tracebacks.user_code_boundary
 def run(words: Sequence[str]) -> None:
     """Run a script as `python script.py …` would, with `auto` on.
 
-    `words` are the path of the script and the script's own arguments.
+    `words` are the path of the script, or `-m` and a module, and the script's own arguments.
     """
-    before, path, sys.argv = sys.argv, [*sys.path], [*words]
-    sys.path.insert(0, str(Path(words[0]).resolve().parent))
+    is_module = words[0] == "-m"
+    before, path, sys.argv = sys.argv, [*sys.path], [*words[is_module:]]
+    folder = os.getcwd() if is_module else os.path.dirname(os.path.realpath(words[0]))
+    sys.path.insert(0, folder)
     try:
         with auto(say=lambda line: print(line, file=sys.stderr)):
-            runpy.run_path(words[0], run_name="__main__")
+            if is_module:
+                runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(os.path.abspath(words[0]), run_name="__main__")
     finally:
         sys.argv, sys.path[:] = before, path
 

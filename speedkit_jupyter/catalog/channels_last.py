@@ -13,6 +13,7 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.target import Target, newcomers
 from speedkit_jupyter.catalog.facts.model import Facts, is_convolution
+from speedkit_jupyter.catalog.model_changes.calls import Call, converted
 from speedkit_jupyter.catalog.model_changes.tensors import (
     LAYOUT,
     channels_last_stride,
@@ -25,8 +26,8 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.units import count
 
 HINT = (
-    "code that calls .view() on weights, gradients or activations needs .reshape(); safetensors "
-    "wants contiguous tensors: save {k: v.contiguous() for k, v in model.state_dict().items()}"
+    "code that calls .view() on weights or gradients needs .reshape(); safetensors wants "
+    "contiguous tensors: save {k: v.contiguous() for k, v in model.state_dict().items()}"
 )
 SHARED = "as before: other tensors (a view, a state_dict, an array) follow the weight's memory"
 
@@ -40,7 +41,7 @@ class ChannelsLast(Optimization):
     effect = Effect.ROUNDING
     summary = "convolution weights in NHWC layout"
     helps = "convolutions on Tensor Cores, and by oneDNN on CPUs"
-    risk = "code that calls view() on activations; dropout draws other masks, in memory order"
+    risk = "code that calls view() inside of the model; dropout draws other masks, in memory order"
     page = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
     Options = Switch
 
@@ -84,7 +85,7 @@ class ChannelsLast(Optimization):
             told[self.name] = f"{count(shared, 'convolution')} {SHARED}"
         overrides = [(module, channels_last_stride(weight_of(module))) for module in own]
         del own
-        with ExitStack() as stack:
+        with super().applied(decision, target), ExitStack() as stack:
             layer = stack.enter_context(LAYOUT.overriding(overrides, target.live_optimizers))
             del overrides  # refers to the model
 
@@ -102,6 +103,9 @@ class ChannelsLast(Optimization):
                 follow(optimizer)
             stack.enter_context(newcomers(target, optimizers, follow))
             yield
+
+    def calls(self, decision: Decision, target: Target) -> list[Call]:
+        return [PlainResults(target.model, target.notes, target.only_in)]
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         kinds = {4: ("2d", "channels_last"), 5: ("3d", "channels_last_3d")}
@@ -124,6 +128,23 @@ class ChannelsLast(Optimization):
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         return (True,) if facts.convolutions else ()
+
+
+class PlainResults(Call):
+    """A call whose channels-last results become contiguous, so that `.view()` works on them."""
+
+    order = 1  # around compiled code
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.below(*args, **kwargs)
+        return converted(result, _contiguous) if self.acts() else result
+
+
+def _contiguous(result: torch.Tensor) -> torch.Tensor:
+    format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(result.dim())
+    if format is None or result.layout is not torch.strided:
+        return result
+    return result.contiguous() if result.is_contiguous(memory_format=format) else result
 
 
 def note_views(target: Target) -> None:

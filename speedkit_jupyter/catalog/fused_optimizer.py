@@ -121,12 +121,15 @@ class FusedOptimizer(Optimization):
 def _obstacle(optimizer: OptimizerFacts, asked: Switch = True) -> str | None:
     are_real = all(dtype.startswith(("bfloat16", "float")) for dtype in optimizer.dtypes)
     is_there = all(devices.has_fused(device, optimizer.name) for device in optimizer.devices)
+    is_16_bit = {"float16", "bfloat16"}.intersection(optimizer.dtypes)
+    is_rough = optimizer.name == "SGD" and is_16_bit and "cpu" in optimizer.devices
     rules = {
         "has no fused kernel in torch": not optimizer.has_fused,
         "is fused already": all(optimizer.fused),
         "fused kernels take no sparse gradients": optimizer.sparse_gradients,
         "fused kernels are not differentiable": optimizer.differentiable,
         f"fused kernels take no {', '.join(optimizer.dtypes)} parameters": not are_real,
+        "torch's fused SGD rounds 16-bit parameters more": is_rough,
         f"has no fused kernel on {', '.join(optimizer.devices)}": not is_there,
         "capturable=True works on a GPU only": optimizer.capturable and "cpu" in optimizer.devices,
         "you set fused=False": asked == "auto" and False in optimizer.fused,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +16,11 @@ from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
 from speedkit_jupyter.catalog.base.target import Memo, Target
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.model_changes.autocast import caches_in_one_dtype, cast_once
-from speedkit_jupyter.catalog.model_changes.calls import Call, parts_called
+from speedkit_jupyter.catalog.model_changes.calls import Call, converted, parts_called
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.torchglue.private import current_node, tree_leaves, tree_map
+from speedkit_jupyter.torchglue.private import current_node
 
 # The config's words with torch's names.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -164,6 +163,8 @@ class Precision(Optimization):
                 raise SpeedKitError("Trainer has no fp16 on cpu: use --as torch")
             return Snippet(arguments={dtype: "True"})
         lines = LOWERED.format(device=device_type, dtype=DTYPES[dtype]).splitlines()
+        if device_type == "cpu" and torch.nn.TransformerEncoder in facts.classes:
+            lines += ["", "torch.backends.mha.set_fastpath_enabled(False)  # it mixes dtypes"]
         imports = ("from functools import wraps", "from types import MethodType")
         return Snippet(imports=imports, setup=tuple(lines), changes_forward="lower")
 
@@ -237,7 +238,7 @@ class Lowered(Call):
             if self._is_part or torch.compiler.is_exporting():
                 return self.below(*args, **kwargs)
             with torch.autocast(*self._block):
-                return in_float32(self.below(*args, **kwargs), self._block[1])
+                return converted(self.below(*args, **kwargs), self._in_float32)
         # A checkpoint recomputes in the backward pass, and restores the forward pass's autocast.
         follows = self._is_part and not self._acted and current_node() is not None
         if self._inside.model or not self.acts() or follows:
@@ -249,20 +250,26 @@ class Lowered(Call):
             return self.below(*args, **kwargs)
         self._acted = True
         dtype = torch.get_autocast_dtype(self._block[0])
+        fast = torch.backends.mha.get_fastpath_enabled()
         try:
             try:
                 self._inside.model = True
+                torch.backends.mha.set_fastpath_enabled(False)  # it mixes dtypes on a CPU
                 torch.set_autocast_dtype(*self._block)
                 torch.set_autocast_enabled(self._block[0], True)
                 result = self.below(*args, **kwargs)
             finally:
-                self._leave(dtype)
+                self._leave(dtype, fast)
         finally:  # repeated, because Ctrl-C may interrupt the first line of the inner `finally`
-            self._leave(dtype)
-        return in_float32(result, self._block[1])
+            self._leave(dtype, fast)
+        return converted(result, self._in_float32)
 
-    def _leave(self, dtype: torch.dtype) -> None:
-        """Turn autocast off, restore the dtype, clear the cache, and mark the call as ended."""
+    def _in_float32(self, result: torch.Tensor) -> torch.Tensor:
+        return result.float() if result.dtype is self._block[1] else result
+
+    def _leave(self, dtype: torch.dtype, fast: bool) -> None:
+        """Turn autocast off, restore the flags, clear the cache, and mark the call as ended."""
+        torch.backends.mha.set_fastpath_enabled(fast)
         torch.set_autocast_enabled(self._block[0], False)
         torch.set_autocast_dtype(self._block[0], dtype)
         torch.clear_autocast_cache()
@@ -277,35 +284,3 @@ def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
     parts = [part for _, part in parts_called(model)]
     lowered = [Lowered(one, target, block, inside, one is not model) for one in (model, *parts)]
     return [*lowered, *cast_once(model, target.notes, target.only_in)]
-
-
-def in_float32(results: Any, dtype: torch.dtype) -> Any:
-    """Return results in the same structure, with tensors of `dtype` converted to float32.
-
-    Containers are copied; dataclasses only if a tensor changes. A repeated tensor stays one object.
-    """
-    known: dict[int, tuple[Any, Any]] = {}  # by id: the value, kept alive, and its result
-
-    def raised(value: Any) -> Any:
-        if id(value) not in known:
-            known[id(value)] = value, value  # for self-references
-            known[id(value)] = value, _raised(value)
-        return known[id(value)][1]
-
-    def _raised(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.float() if value.dtype is dtype else value
-        if not dataclasses.is_dataclass(value) or isinstance(value, type):
-            return value
-        fields = (one.name for one in dataclasses.fields(value))
-        parts = {name: getattr(value, name) for name in fields if hasattr(value, name)}
-        changed = tree_map(raised, parts)
-        pairs = zip(tree_leaves(changed), tree_leaves(parts), strict=True)
-        if all(new is old for new, old in pairs):
-            return value
-        result = copy.copy(value)
-        for name, part in changed.items():
-            object.__setattr__(result, name, part)
-        return result
-
-    return tree_map(raised, results)

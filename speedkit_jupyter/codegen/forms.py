@@ -75,6 +75,8 @@ def code(
     """
     if not isinstance(plan, Plan | SpeedContext):
         raise ArgumentError(f"code() takes a plan or a SpeedContext, not {type(plan).__name__}")
+    if not isinstance(optimizers, Mapping):
+        optimizers = arguments.optimizers("optimizers", optimizers)
     if isinstance(plan, SpeedContext):
         model = plan.model
         plan, members = as_of_now(plan, optimizers)

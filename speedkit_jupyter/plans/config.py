@@ -64,6 +64,8 @@ class SpeedConfig(FromCatalog):
     _firm: frozenset[str] = PrivateAttr(default=frozenset())
 
     def __init__(self, origin: Origin | None = None, /, **values: Any) -> None:
+        if isinstance(origin, Mapping):
+            raise ConfigError(["SpeedConfig takes options by name: SpeedConfig(**options)"])
         origin = origin or Origin()
         problems: list[str] = []
         alone = values.pop(ALONE, False)

@@ -18,16 +18,9 @@ import torch
 from speedkit_jupyter.catalog import named
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.right.judge import Accuracy
+from speedkit_jupyter.rounds import statistics
 from speedkit_jupyter.rounds.budget import Compilations
 from speedkit_jupyter.rounds.clock import are_interrupted, held_up
-from speedkit_jupyter.rounds.statistics import (
-    ERROR,
-    Ratio,
-    Word,
-    bonferroni_share,
-    paired_ratio,
-    percentile_99,
-)
 from speedkit_jupyter.step.memory import MemoryUse
 from speedkit_jupyter.support import __version__
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -146,7 +139,7 @@ class Record:
         """
         if self.tokens is not None:
             return self.tokens.p99_s
-        return percentile_99(self.steps_s) if self.steps_s else None
+        return statistics.percentile_99(self.steps_s) if self.steps_s else None
 
     @property
     def is_compiled(self) -> bool:
@@ -172,13 +165,13 @@ class Record:
         return self.changes_model != baseline.changes_model
 
 
-def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:
+def ratio_of(before: Record, after: Record, error: float) -> statistics.Ratio | None:
     """Return the speed-up of `after` over `before`, by common rounds; None without rounds."""
     pairs = min(len(before.times_s), len(after.times_s))
     if not pairs:
         return None
     waited_s = [(record.waited_s + [0.0] * pairs)[:pairs] for record in (before, after)]
-    return paired_ratio(before.times_s[:pairs], after.times_s[:pairs], error, waited_s)
+    return statistics.paired_ratio(before.times_s[:pairs], after.times_s[:pairs], error, waited_s)
 
 
 @dataclass(frozen=True, repr=False)
@@ -190,7 +183,7 @@ class Comparison(Shown):
     records: tuple[Record, ...]
     environment: dict[str, Any]
     budget_s: float
-    error: float = ERROR  # probability of a false verdict at this test, for all variants
+    error: float = statistics.ERROR  # probability of a false verdict at this test, for all variants
     round_s: float | None = None
     command: str = ""  # repeats the measurement
     skipped_rounds: int = 0
@@ -212,16 +205,18 @@ class Comparison(Shown):
         gains = [(ratio.median, record) for ratio, record in ratios if ratio]
         return max(gains, key=lambda gain: gain[0], default=(0.0, None))[1]
 
-    def ratio(self, record: Record) -> Ratio | None:
+    def ratio(self, record: Record) -> statistics.Ratio | None:
         """Return the baseline's time ÷ the variant's time; None if unknown, or for the baseline."""
         if record.same_as_baseline:
-            return Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
+            return statistics.Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
         if record is self.baseline or record.failure:
             return None
         variants = sum(bool(variant.times_s) for variant in self.records[1:])
-        return self.compared(self.baseline, record, bonferroni_share(self.error, variants))
+        return self.compared(
+            self.baseline, record, statistics.bonferroni_share(self.error, variants)
+        )
 
-    def compared(self, before: Record, after: Record, error: float) -> Ratio | None:
+    def compared(self, before: Record, after: Record, error: float) -> statistics.Ratio | None:
         """Return `after`'s speed-up, unbounded if the load decides; None without common rounds."""
         found = ratio_of(before, after, error)
         return found.unbounded() if found and self.load_decides(before, after) else found
@@ -230,7 +225,7 @@ class Comparison(Shown):
         """Return whether thread counts differ on a busy machine, where fewer threads wait less."""
         return before.applied.get("threads") != after.applied.get("threads") and bool(self.busy)
 
-    def in_any_process(self, record: Record) -> Ratio | None:
+    def in_any_process(self, record: Record) -> statistics.Ratio | None:
         """Return the ratio, widened by the variation between processes; None if it is unknown."""
         found = self.ratio(record)
         if found is None:
@@ -243,7 +238,7 @@ class Comparison(Shown):
         """Return a sentence about rounds delayed by other programs; empty if few were."""
         return held_up([(one.times_s, one.waited_s) for one in self.records], "rounds")
 
-    def verdict(self, record: Record) -> Word:
+    def verdict(self, record: Record) -> statistics.Word:
         """Return the word for a record: its failure or wrong accuracy, else its ratio's verdict.
 
         Other models, variants above `at_most_s`, and unchecked variants are not called faster.

@@ -12,7 +12,7 @@ LEAST_COSTLY_PART_GAIN = 1.02
 # Every other part must bring this gain.
 LEAST_PART_GAIN = 1 + SAME
 # If the intervals exclude this speed-up for all plans, there is nothing to gain.
-LEAST_WORTH_FINDING = 1.05
+LEAST_WORTH_FINDING = 1.03
 # A plan with this share of the best plan's speed may still be the best. Medians of three rounds are
 # off by about 2 %; a ViT's compiled blocks had 0.976, but the ViT compiled as a whole led by 1.04×.
 MAY_BE_BEST = 0.93

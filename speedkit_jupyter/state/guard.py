@@ -146,7 +146,8 @@ class MeasurementGuard:
                 self._iterators.hand_back()
                 for plan in plans:
                     show(plan)
-                raise ChangedMeanwhile(f"a cell changed {changed}")
+                changed = "an object of the step" if changed.startswith("a ") else changed
+                raise ChangedMeanwhile(f"{changed} changed")
             self.state.adopt_randomness()
             self._surroundings = ProcessSettings(surroundings())
             self._at_home = False

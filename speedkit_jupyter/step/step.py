@@ -19,13 +19,7 @@ from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.handlers.names import Names
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
-from speedkit_jupyter.step.reachable import (
-    bystanders_among,
-    holding,
-    optimizers_among,
-    outermost,
-    reached,
-)
+from speedkit_jupyter.step import reachable
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a
@@ -156,13 +150,14 @@ class Step:
         return {name: space[name] for name in self.assigned if name in space and name != "ctx"}
 
     def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-        return holding(self.optimizers, model)
+        return reachable.holding(self.optimizers, model)
 
     def refuse_unfit(self, aim: str) -> None:
-        """Raise StepError without models or with lazy layers; `aim` is a verb for the message."""
+        """Raise StepError without models or with lazy layers, or if the step needs arguments."""
         if not self.models:
             why = "no model with parameters is used in this step"
             raise StepError(f"{why}, so there is nothing to {aim}")
+        refuse_unfit_call(self.run, [None])
         if any(map(has_lazy_parameters, (*self.models, *self.bystanders))):
             raise StepError("lazy layers have no shape yet: run one forward pass before")
 
@@ -184,16 +179,16 @@ def refuse_unrun_result(result: Any) -> None:
     """
     is_generator = is_a(result, GeneratorType) and result.gi_code.co_name != "<genexpr>"
     if is_generator and inspect.getgeneratorstate(result) == inspect.GEN_CREATED:
-        kind = "a generator"
+        kind, way = "a generator", "list({}())"
     elif is_a(result, Awaitable | AsyncGenerator):
-        kind = f"an awaitable ({type(result).__name__})"
+        kind, way = f"an awaitable ({type(result).__name__})", "asyncio.run({}())"
     else:
         return
     if is_a(result, CoroutineType):
         result.close()  # avoids Python's warning about a coroutine that was never awaited
     raise StepError(
         f"the step returns {kind} that is never run: write the step as a plain function, or give "
-        f"lambda: list({getattr(result, '__name__', 'step')}())"
+        f"lambda: {way.format(getattr(result, '__name__', 'step'))}"
     )
 
 
@@ -209,15 +204,15 @@ def step_of(
     if not callable(step):
         raise StepError(f"the step must be a function, not {type(step).__name__}")
     takes_context = _takes_context(step)
-    objects = reached([step])
-    models = outermost(objects) if model is None else arguments.modules("model", model)
+    objects = reachable.reached([step])
+    models = reachable.outermost(objects) if model is None else arguments.modules("model", model)
     given = [] if optimizer is None else arguments.optimizers("optimizer", optimizer)
-    optimizers = optimizers_among(objects) if optimizer is None else each_once(given)
+    optimizers = reachable.optimizers_among(objects) if optimizer is None else each_once(given)
     return Step(
         step if takes_context else (lambda context: step()),
         models,
         optimizers,
-        bystanders_among(objects, [*models, *optimizers]),
+        reachable.bystanders_among(objects, [*models, *optimizers]),
         others=[step],
     )
 

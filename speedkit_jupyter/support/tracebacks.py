@@ -12,13 +12,13 @@ from itertools import dropwhile
 from types import CodeType, TracebackType
 from typing import ParamSpec, TypeVar
 
+from speedkit_jupyter.support import source_lines
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.source_lines import is_user_code_boundary, place, source, user_spot
 from speedkit_jupyter.support.source_lines import user_code_boundary as user_code_boundary
 
 P = ParamSpec("P")
 R = TypeVar("R")
-PACKAGE = __name__.partition(".")[0]
 # Code objects of the wrappers of `hide_internal_frames`, through which errors leave the package.
 _GATES: set[CodeType] = set()
 
@@ -87,4 +87,6 @@ def _entries(error: BaseException) -> Iterator[TracebackType]:
 
 
 def _is_ours(entry: TracebackType) -> bool:
-    return str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] == PACKAGE
+    """Return whether a frame is SpeedKit's, or of `runpy`, by which `run` runs scripts."""
+    code, name = entry.tb_frame.f_code, entry.tb_frame.f_globals.get("__name__")
+    return code.co_filename.startswith(source_lines.OURS) or name == "runpy"

@@ -31,6 +31,13 @@ def test_gradients_and_optimizer_state_have_the_layout_of_their_weight(fused, ha
         assert all(one.is_contiguous() for one in (*state, weight, weight.grad))
 
 
+def test_results_of_the_model_are_contiguous_as_without_a_plan():
+    model = nn.Conv2d(3, 4, 3)
+    with apply_speedups(model, SpeedConfig(channels_last=True))[1]:
+        assert model.weight.is_contiguous(memory_format=torch.channels_last)
+        assert model(torch.rand(2, 3, 5, 5)).is_contiguous()
+
+
 def test_memory_that_is_shared_stays_shared():
     model = nn.Sequential(*(nn.Conv2d(3, 3, 3) for _ in range(5)))
     model[1].weight = nn.Parameter(model[0].weight.detach())  # one memory, two parameters

@@ -66,6 +66,13 @@ def test_a_group_that_was_added_meanwhile_gets_the_users_setting():
     assert optimizer.param_groups[1]["fused"] is None
 
 
+def test_sgd_of_16_bit_parameters_stays_as_exact_as_it_was():
+    model = nn.Linear(2, 2).bfloat16()
+    optimizer = torch.optim.SGD(model.parameters())
+    with applied(model, optimizer, fused_optimizer=True) as context:
+        assert "rounds 16-bit parameters" in context.plan["fused_optimizer"].reason
+
+
 def test_an_optimizer_stays_fused_when_a_state_is_loaded():
     model, optimizer = stepped(torch.optim.AdamW)
     saved = copy.deepcopy(optimizer.state_dict())

@@ -18,15 +18,10 @@ def test_a_number_is_obeyed_and_put_back(two_threads):
 
 
 @pytest.mark.parametrize(
-    ("step_s", "parameters", "cores", "offered"),
-    [
-        (0.002, 10_000_000, 4, (4, 2, 1)),
-        (0.05, 1_000, 4, (4, 2, 1)),  # of many tiny operations
-        (0.05, 10_000_000, 4, (4, 2)),
-        (0.05, 10_000_000, 2, (2,)),
-        (0.05, 10_000_000, 1, (1,)),
-    ],
-)
+    ("step_s", "parameters", "cores", "offered"), [(0.002, 10_000_000, 4, (4, 2, 1)),
+    (0.05, 1_000, 4, (4, 2, 1)),  # of many tiny operations
+    (0.05, 10_000_000, 4, (4, 2)), (0.05, 10_000_000, 2, (2,)), (0.05, 10_000_000, 1, (1,))],
+)  # fmt: skip
 def test_one_thread_is_not_tried_for_long_steps_of_large_models(step_s, parameters, cores, offered):
     hardware = Hardware(cpu=Cpu(usable_cores=cores))
     facts = Facts(step_s=step_s, parameters=parameters)

@@ -32,13 +32,9 @@ GPUS = {
 def test_the_properties_of_a_gpu_decide_its_precision(source, here, monkeypatch):
     name, major, minor, memory_bytes, count, rocm, bf16, tf32, precision = GPUS[source]
     properties = SimpleNamespace(
-        name=name,
-        major=major,
-        minor=minor,
-        total_memory=memory_bytes,
-        multi_processor_count=count,
-        gcnArchName=rocm or name,
-    )
+        name=name, major=major, minor=minor, total_memory=memory_bytes,
+        multi_processor_count=count, gcnArchName=rocm or name,
+    )  # fmt: skip
     monkeypatch.setattr(torch.version, "hip", "6.2.41133" if rocm else None)
     answers = {"is_available": True, "device_count": 2, "get_device_properties": properties}
     for function, answer in (answers | {"get_arch_list": []}).items():

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import math
 import re
+import threading
 from collections.abc import Iterator
 from html import unescape
 from types import SimpleNamespace
@@ -121,6 +122,22 @@ def test_apply_does_what_was_shown_and_restore_undoes_it_exactly(names):
     assert panel.config.precision == "bf16"  # what was chosen is still chosen
 
 
+def test_a_click_in_another_thread_waits_for_the_main_thread(names, monkeypatch):
+    panel, waiting = Panel(names.model), []
+    loop = SimpleNamespace(add_callback=waiting.append)
+    shell = SimpleNamespace(kernel=SimpleNamespace(io_loop=loop))
+    monkeypatch.setattr(panels.background_run, "get_ipython", lambda: shell)
+    panel.buttons["Apply"].click()
+    assert panel.context is not None
+    clicks = threading.Thread(target=panel.buttons["Restore"].click)
+    clicks.start()
+    clicks.join()
+    assert panel.context is not None
+    assert "Waits until the cell has ended" in panel.status.value
+    waiting.pop()()
+    assert panel.context is None
+
+
 @pytest.mark.smoke
 def test_bad_input_is_one_line_beside_its_control(names):
     panel = Panel(names.model)
@@ -200,13 +217,9 @@ def test_the_bundle_has_the_view_and_the_same_content_as_html_and_text(names):
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
-    [
-        (None, "run a %%speedbench cell"),
-        ("nothing", "no longer exists"),
-        (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
-    ],
-)
+    ("step", "told"), [(None, "run a %%speedbench cell"), ("nothing", "no longer exists"),
+    (lambda: 1 / 0, "ZeroDivisionError: division by zero")],
+)  # fmt: skip
 def test_without_a_step_measure_says_what_to_do(names, step, told):
     panel = Panel(names.model, step=step)
     panel.buttons["Measure"].click()

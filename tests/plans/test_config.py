@@ -32,17 +32,13 @@ def problems(path: Path, text: str) -> tuple[str, ...]:
 
 
 WRONG_VALUES = {
-    "precision: [1]": "precision: [1]",
-    "precision: no": "precision: False",
-    "threads: true": "threads: True",
-    "threads: 0": "threads: 0",
-    "compile:": "compile.enabled: None",
-    "compile: [true]": "compile.enabled: [True]",
+    "precision: [1]": "precision: [1]", "precision: no": "precision: False",
+    "threads: true": "threads: True", "threads: 0": "threads: 0",
+    "compile:": "compile.enabled: None", "compile: [true]": "compile.enabled: [True]",
     "compile: {mode: {a: 1}}": "compile.mode: {'a': 1}",
-    "compile: {fullgraph: 1}": "compile.fullgraph: 1",
-    "sdpa: {backend: 3}": "sdpa.backend: 3",
+    "compile: {fullgraph: 1}": "compile.fullgraph: 1", "sdpa: {backend: 3}": "sdpa.backend: 3",
     "device: cuda:-1": "device: 'cuda:-1'",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -136,14 +132,11 @@ OTHERWISE = {"precision": "fp16", "compile": COMPILE, "device": "cuda"}
 
 
 @pytest.mark.parametrize(
-    ("variable", "word", "name", "value"),
-    [
-        ("SPEEDKIT_PRECISION", " FP32 ", "precision", "fp32"),
-        ("SPEEDKIT_COMPILE", "0", "compile", False),
-        ("SPEEDKIT_COMPILE", "auto", "compile", "auto"),
-        ("SPEEDKIT_DEVICE", "cpu", "device", "cpu"),
-    ],
-)
+    ("variable", "word", "name", "value"), [
+    ("SPEEDKIT_PRECISION", " FP32 ", "precision", "fp32"),
+    ("SPEEDKIT_COMPILE", "0", "compile", False), ("SPEEDKIT_COMPILE", "auto", "compile", "auto"),
+    ("SPEEDKIT_DEVICE", "cpu", "device", "cpu")],
+)  # fmt: skip
 def test_the_environment_wins_over_files_and_dicts(path, monkeypatch, variable, word, name, value):
     path.write_text(yaml.safe_dump(OTHERWISE), encoding="utf-8")
     monkeypatch.setenv(variable, word)

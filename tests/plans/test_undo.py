@@ -62,14 +62,11 @@ CONFIGS = st.fixed_dictionaries(
     optional={
         "precision": st.sampled_from(["fp32", "bf16", "fp16"]),
         "tf32": st.sampled_from(["highest", "high", "medium"]),
-        "sdpa": st.sampled_from(["math", "flash"]),
-        "threads": st.sampled_from([1, 2]),
-        "channels_last": st.booleans(),
-        "fused_optimizer": st.booleans(),
-        "grad_scaler": st.booleans(),
-        "malloc": st.booleans(),
+        "sdpa": st.sampled_from(["math", "flash"]), "threads": st.sampled_from([1, 2]),
+        "channels_last": st.booleans(), "fused_optimizer": st.booleans(),
+        "grad_scaler": st.booleans(), "malloc": st.booleans(),
     },
-)
+)  # fmt: skip
 SAME = {"threads": st.just(1), **dict.fromkeys(("channels_last", "fused_optimizer"), st.booleans())}
 EXACT = st.fixed_dictionaries({"precision": st.just("fp32")}, optional=SAME)
 

@@ -1,6 +1,5 @@
 """Reports as text and HTML: units, tables, lines that stay open, rows while it runs."""
 
-import json
 import math
 import re
 from html import unescape
@@ -8,8 +7,7 @@ from html import unescape
 import pytest
 import torch
 
-from speedkit_jupyter import benchmark, restore_all
-from speedkit_jupyter.report import __main__ as command_line
+from speedkit_jupyter import benchmark
 from speedkit_jupyter.report import rendering
 from speedkit_jupyter.report.comparison_report import (
     comparison_report,
@@ -181,26 +179,3 @@ def test_wide_tables_break_where_a_reader_would():
     html = Document("", (Section(table), Section("<b>", folded=True))).to_html()
     assert "bf16+<wbr>compile" in html
     assert "<b>" not in html
-
-
-@pytest.mark.parametrize("options", [[], ["--apply"], ["--restore"], ["--apply", "--restore"]])
-def test_the_command_line_shows_flags_before_and_after(options, tmp_path, monkeypatch, capsys):
-    (tmp_path / "plan.yaml").write_text("sdpa: math\n", encoding="utf-8")
-    given = ["report", "--config", str(tmp_path / "plan.yaml"), *options]
-    for more in ([], ["--json"]):
-        monkeypatch.setattr("sys.argv", [*given, *more])
-        assert command_line.main() == 0
-        restore_all()
-        assert torch.backends.cuda.flash_sdp_enabled()
-    text, _, found = capsys.readouterr().out.partition("\n{\n")
-    data = json.loads(f"{{{found}")
-    assert {"name": "sdp.flash", "before": True, "after": False} in data["changes"]
-    assert data["plan"]["sdpa"]["value"] == "math"
-    assert data["left"] == []
-    assert ("are as they were" in text) == ("--restore" in options)
-
-
-def test_the_command_line_refuses_a_config_in_a_line(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["report", "--config", "missing.yaml"])
-    assert command_line.main() == 2
-    assert capsys.readouterr() == ("", "missing.yaml: there is no such file.\n")

@@ -49,8 +49,8 @@ def test_what_is_likely_is_named_with_its_range_and_how_to_go_on():
 
 
 def test_that_nothing_is_to_be_gained_comes_with_the_highest_speed_up_that_may_be():
-    tuning = searched({"bf16": 1.0, "fused_optimizer": 0.7, "threads:1": [0.98, 1.03] * 30}, MANY)
-    assert said(tuning).startswith("Nothing to gain: no plan is more than 1.03× as fast (in 3 s)")
+    tuning = searched({"bf16": 1.0, "fused_optimizer": 0.7, "threads:1": [0.98, 1.02] * 30}, MANY)
+    assert said(tuning).startswith("Nothing to gain: no plan is more than 1.02× as fast (in 3 s)")
     assert tuning.is_settled
 
 

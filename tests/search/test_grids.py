@@ -128,15 +128,10 @@ def test_a_search_ends_early_where_nothing_is_to_be_gained(searched):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("grid", "step_s", "keep"),
-    [
-        (VIT, 0.1, ()),
-        (BLOCKS_LEAD, 0.1, ()),
-        (BLOCKS_LEAD, 0.3, ALL_BUT_COMPILE),
-        (BLOCKS_TIE_WITH_NOTHING, 0.3, ()),
-        (BLOCKS_TIE_WITH_NOTHING, 0.1, ALL_BUT_COMPILE),
-    ],
-)
+    ("grid", "step_s", "keep"), [(VIT, 0.1, ()), (BLOCKS_LEAD, 0.1, ()),
+    (BLOCKS_LEAD, 0.3, ALL_BUT_COMPILE), (BLOCKS_TIE_WITH_NOTHING, 0.3, ()),
+    (BLOCKS_TIE_WITH_NOTHING, 0.1, ALL_BUT_COMPILE)],
+)  # fmt: skip
 def test_the_whole_model_wins_where_its_blocks_tie_with_plain_or_lead(searched, grid, step_s, keep):
     tuning = searched(grid, step_s, whole_s=12.0, keep=keep)
     assert tuning.winner.name == next(iter(grid))

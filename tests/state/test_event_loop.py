@@ -83,9 +83,9 @@ def restored(model: nn.Module) -> None:
 
 
 CELLS: dict[str, tuple[Any, str]] = {
-    "a training step": (lambda n: n.step(), "a cell changed"),
+    "a training step": (lambda n: n.step(), " changed"),
     "a value through .data": (
-        lambda n: n.model[0].weight.data.mul_(2), "a cell changed 0.weight"
+        lambda n: n.model[0].weight.data.mul_(2), "0.weight changed"
     ),
     "a hook": (lambda n: n.model.register_forward_hook(lambda *a: None), "_forward_hooks"),
     "a learning rate": (lambda n: n.optimizer.param_groups[0].update(lr=0.5), "param_groups"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -9,12 +11,8 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from speedkit_jupyter.catalog.model_changes.overrides import (
-    MISSING,
-    Optimizers,
-    Property,
-    put_back_entries,
-)
+from speedkit_jupyter.catalog.model_changes import overrides
+from speedkit_jupyter.catalog.model_changes.overrides import Optimizers
 from speedkit_jupyter.torchglue.modules import (
     BACKWARD_HOOKS,
     COMPILED_CALL,
@@ -22,6 +20,7 @@ from speedkit_jupyter.torchglue.modules import (
     module_table,
     plain_call,
 )
+from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
 HOOKS = (*FORWARD_HOOKS, *BACKWARD_HOOKS)
 
@@ -65,14 +64,14 @@ class Call:
         return (type(None), ())
 
 
-class Calls(Property):
+class Calls(overrides.Property):
     """The layers around a module's calls; with equal `order`, the last plan's layer is outside."""
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
-        return thing.__dict__.get(COMPILED_CALL, MISSING)
+        return thing.__dict__.get(COMPILED_CALL, overrides.MISSING)
 
     def holds(self, thing: torch.nn.Module, override: Call) -> bool:
-        now, layers = thing.__dict__.get(COMPILED_CALL, MISSING), self.every().get(thing)
+        now, layers = thing.__dict__.get(COMPILED_CALL, overrides.MISSING), self.every().get(thing)
         if now is None:  # `extras.auto`'s layer wrote None, so that calls skip the layer
             return layers is not None
         ours = () if layers is None else layers.overrides.values()
@@ -80,7 +79,7 @@ class Calls(Property):
 
     def put(self, thing: torch.nn.Module, override: Call, optimizers: Optimizers) -> None:
         layers = self.every()[thing]
-        own = None if layers.original is MISSING else layers.original
+        own = None if layers.original is overrides.MISSING else layers.original
         inner = own
         for call in sorted(layers.overrides.values(), key=lambda call: call.order):
             if own is None or not call.compiles:  # the user's own compiled code stays
@@ -90,7 +89,7 @@ class Calls(Property):
 
     def put_back(self, thing: Any, original: Any, override: Call, optimizers: Optimizers) -> None:
         if self.holds(thing, override):
-            put_back_entries(thing.__dict__, {COMPILED_CALL: original})
+            overrides.put_back_entries(thing.__dict__, {COMPILED_CALL: original})
 
 
 # Module state, because several plans may have layers around the same module.
@@ -141,6 +140,41 @@ def graph_of(results: Iterable[Any]) -> list[Any]:
         seen |= inner
         nodes += inner
     return nodes
+
+
+def converted(results: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return results in the same structure, with each tensor replaced by `convert(tensor)`.
+
+    Containers are copied; dataclasses only if a tensor changes. A repeated tensor stays one object.
+    """
+    known: dict[int, tuple[Any, Any]] = {}  # by id: the value, kept alive, and its result
+
+    def replaced(value: Any) -> Any:
+        if id(value) not in known:
+            known[id(value)] = value, value  # for self-references
+            known[id(value)] = value, _replaced(value)
+        return known[id(value)][1]
+
+    def _replaced(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return convert(value)
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return value
+        fields = (one.name for one in dataclasses.fields(value))
+        parts = {name: getattr(value, name) for name in fields if hasattr(value, name)}
+        changed = tree_map(replaced, parts)
+        pairs = zip(tree_leaves(changed), tree_leaves(parts), strict=True)
+        if all(new is old for new, old in pairs):
+            return value
+        result = copy.copy(value)
+        for name, part in changed.items():
+            object.__setattr__(result, name, part)
+        return result
+
+    try:
+        return tree_map(replaced, results)
+    finally:
+        known.clear()  # the two functions refer to each other, and would keep the tensors
 
 
 def _has_methods(kind: type) -> bool:

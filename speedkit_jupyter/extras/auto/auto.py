@@ -228,7 +228,7 @@ class Auto:
         if not period:
             self._refuse(optimizers, "its optimizers step in no regular order")
         elif not models:
-            self._refuse(optimizers, "it calls no model that its optimizer trains")
+            self._refuse(optimizers, "no call of its model is seen (compiled calls are not)")
         else:
             self._add(models, optimizers, period, found)
         found.end()

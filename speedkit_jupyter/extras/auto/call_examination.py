@@ -21,12 +21,7 @@ from speedkit_jupyter.right.deviations import of_gradients, sums, total
 from speedkit_jupyter.right.judge import beyond_limit
 from speedkit_jupyter.right.reference import LOW, parameters_of, replayed
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.state.snapshot import (
-    ProcessSettings,
-    generators,
-    held_objects,
-    module_state_kept,
-)
+from speedkit_jupyter.state import snapshot
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.source_lines import is_users
 from speedkit_jupyter.torchglue import interrupts
@@ -38,8 +33,6 @@ from speedkit_jupyter.torchglue.storage import is_in_memory, tensors_in
 MOST_CALLS = 32
 # The floating-point results of a step's calls, and the gradients by the ids of parameters.
 Outcome = tuple[list[torch.Tensor], dict[int, torch.Tensor]]
-# Expected time of an examination: a share of a step, plus seconds to plan and to compare.
-EXAMINATION, PLANNING_S = 0.8, 0.01
 # A plan is dropped if the repeated calls take longer than TOO_SLOW steps plus TOO_SLOW_S seconds,
 # which allow for the kernels that a first call builds. A compiled plan has no limit.
 TOO_SLOW, TOO_SLOW_S = 10.0, 0.5
@@ -58,8 +51,8 @@ class NotedCall:
     module: torch.nn.Module
     arguments: tuple[Any, Any]
     versions: list[int]
-    random: ProcessSettings
-    drawn: ProcessSettings | None
+    random: snapshot.ProcessSettings
+    drawn: snapshot.ProcessSettings | None
     results: list[torch.Tensor]
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -96,13 +89,14 @@ class Examiner:
         __tracebackhide__ = True  # in errors of the user's model
         if len(self._calls) == MOST_CALLS:
             return below(*args, **kwargs)
-        versions, random = _versions((args, kwargs)), ProcessSettings(generators())
+        versions = _versions((args, kwargs))
+        random = snapshot.ProcessSettings(snapshot.generators())
         values = self._values()
         result = below(*args, **kwargs)
         self._trains_itself |= values != self._values()
         if not self.is_recording:  # a backward pass inside the call ended the recording
             return result
-        drawn = ProcessSettings(generators()) if random.changed() else None
+        drawn = snapshot.ProcessSettings(snapshot.generators()) if random.changed() else None
         floats = [one for one in tensors_in(result) if one.is_floating_point()]
         call = NotedCall(module, (args, kwargs), versions, random, drawn, floats)
         for number, one in enumerate(floats):
@@ -177,7 +171,7 @@ class Examiner:
                     raise ValueError("the model's inputs are changed in place")
                 if self._plans.trains and not any(call.gradients for call in self._calls):
                     raise ValueError("the backward pass reaches no result of the model")
-                with module_state_kept(self._plans.live_models):
+                with snapshot.module_state_kept(self._plans.live_models):
                     yield
             finally:
                 self.end()
@@ -199,7 +193,7 @@ class Examiner:
         drawn = self._calls[-1].drawn
         if compiles and drawn is not None and drawn.changed():
             return "compiled code draws other random numbers"
-        if kept := keeps_lowered(self._plans.live_models):
+        if self._plans.lowers(name) and (kept := keeps_lowered(self._plans.live_models)):
             return f"{kept}, which the plan lowers"
         if not self._differences(found, known, precision):
             return ""  # else: gradients may bypass the calls, as with a penalty on parameters
@@ -258,9 +252,14 @@ class Examiner:
         return ""
 
 
+def expected_s(step_s: float) -> float:
+    """Return the expected seconds of an examination: a share of a step, to plan and to compare."""
+    return 0.8 * step_s + 0.01
+
+
 def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
     """Return where modules, or your hooks, keep a bf16 or fp16 result; empty if nowhere."""
-    for name, one in held_objects(models):
+    for name, one in snapshot.held_objects(models):
         if isinstance(one, torch.Tensor) and one.dtype in LOW:
             return f"the model keeps {name}"
     for model in models:

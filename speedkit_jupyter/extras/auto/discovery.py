@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules import module as torchs
 
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.torchglue.private import is_transforming
+from speedkit_jupyter.torchglue.private import current_node, is_transforming
 
 # Most optimizer steps in one step of a loop. A period counts once it was seen twice in a row.
 MOST_IN_A_PERIOD = 8
@@ -78,7 +78,7 @@ class Discovery:
 
     def _called(self, module: torch.nn.Module) -> None:
         parameter = next(module.parameters(), None)
-        if parameter is None:
+        if parameter is None or current_node() is not None:  # a checkpoint's recomputation
             return
         if is_transforming():
             self._is_functional = True

@@ -64,8 +64,8 @@ class LoopPlans:
         with hidden(*models):
             self.facts = [Facts.read(model, holding(optimizers, model)) for model in models]
             self._setting = learning.setting(models, Hardware.current())
-        left = [*LEFT, *keep, *(["inference"] * self.trains)]
-        singles = candidates(Hardware.current(), self.facts, left)
+        self._left = {*LEFT, *keep, *(["inference"] * self.trains)}
+        singles = candidates(Hardware.current(), self.facts, self._left)
         self.can_compile = any(COMPILE in one.values for one in singles)
         singles = [one for one in singles if COMPILE not in one.values]
         plans = [plan for plan in first_plans(singles, steps_are_long=True) if plan.values]
@@ -119,6 +119,10 @@ class LoopPlans:
     def precision(self, name: str) -> str:
         """Return the lowest precision of a plan on any of the models, such as `bf16`."""
         return lowest(*(precision_of(context.plan) for context in self.contexts_of(name)))
+
+    def lowers(self, name: str) -> bool:
+        """Return whether a plan's autocast acts in the models' calls."""
+        return name != BASELINE and "precision" in self.candidates[name].values
 
     # The plan in force.
 
@@ -217,7 +221,7 @@ class LoopPlans:
         if learned is None or not learned.value["values"] or not learned.value["low"]:
             return ""
         plan = Candidate(learned.value["values"])
-        if plan.values.keys() & set(LEFT):
+        if plan.values.keys() & self._left:
             return ""
         speedup, low, high = (learned.value[key] for key in ("speedup", "low", "high"))
         if COMPILE not in plan.values or self.can_compile:

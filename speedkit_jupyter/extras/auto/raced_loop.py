@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.catalog.model_changes.calls import CALLS
-from speedkit_jupyter.extras.auto.call_examination import EXAMINATION, PLANNING_S, Examiner
+from speedkit_jupyter.extras.auto import call_examination
 from speedkit_jupyter.extras.auto.compiling import BackgroundCompile
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.extras.auto.loss_watch import RECENT_STEPS, Watch
@@ -21,6 +21,8 @@ from speedkit_jupyter.extras.auto.tracebacks import hide_when_interrupted
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.support.exceptions import in_a_line
+from speedkit_jupyter.torchglue.modules import FORWARD_HOOKS
+from speedkit_jupyter.torchglue.private import current_node
 
 # Between the rounds of a duel a step is watched every WATCH_S seconds, without a duel every
 # IDLE_WATCH_S. Other steps are only counted: watching takes 0.2 ms, a third of a tiny model's step.
@@ -48,7 +50,7 @@ class RacedLoop:
         self._period, self._say, self._remaining = period, say, remaining
         self._exact_evaluation = exact_evaluation
         self.plans = LoopPlans(models, optimizers, keep)
-        self._examiner = Examiner(self.plans)
+        self._examiner = call_examination.Examiner(self.plans)
         self._watch, self._kinds, self.totals = Watch(), Kinds(), Totals()
         self.log: deque[tuple[float, str, float]] = deque(maxlen=5000)
         self._stepped, self._calls, self._begun_s = 0, 0, 0.0
@@ -62,6 +64,8 @@ class RacedLoop:
         self._to_record: str | None = None
         self._compile = BackgroundCompile(self.plans, remaining)
         self.race = self._race_of([*self.plans.candidates], overhead)
+        self._hooked = [getattr(p, FORWARD_HOOKS[0]) for one in models for p in one.modules()]
+        self._hooks = sum(map(len, self._hooked))
         self._layers = ExitStack()
         is_plain = lambda: self.trains and self.plans.leaves_calls  # noqa: E731
         self._beats = [Beat(model, self._call, is_plain) for model in models]
@@ -81,8 +85,10 @@ class RacedLoop:
     def _call(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
         """Run a call of one of the models under the plan in force; a first call begins a step."""
         __tracebackhide__ = True  # in errors of the user's model
-        if self._examiner.is_repeating or self.is_paused:
+        if self._examiner.is_repeating or current_node() is not None:  # a checkpoint recomputes
             return below(*args, **kwargs)
+        if self.is_paused:
+            return self._guarded(module, below, args, kwargs)
         if self.trains and not torch.is_grad_enabled():
             return self._evaluate(module, below, args, kwargs)
         if not self._calls:
@@ -125,6 +131,12 @@ class RacedLoop:
         """Run a call; if it fails under a plan but not without a plan, drop the plan."""
         __tracebackhide__ = True
         name = self.plans.in_force
+        if self.plans.lowers(name) and self._hooks != (now := sum(map(len, self._hooked))):
+            self._hooks = now
+            if why := call_examination.keeps_lowered(self.plans.live_models):
+                self._force(BASELINE)
+                self._drop(name, why)
+                return module(*args, **kwargs)
         if name == BASELINE:
             return below(*args, **kwargs)
         try:
@@ -148,8 +160,7 @@ class RacedLoop:
         is_within = self._calls and (module.training or self.plans.scales_gradients)
         if is_within or (is_winner and not self._exact_evaluation):  # no change of the plan
             self.totals.predictions += not self._calls
-            with self.plans.known_shapes_only():
-                return below(*args, **kwargs)
+            return self._guarded(module, below, args, kwargs)
         if self.plans.is_applied:
             self._evaluates = RECENT_STEPS  # applying a plan takes some 60 ms
         self._force(BASELINE)  # until the next step begins
@@ -253,7 +264,7 @@ class RacedLoop:
         if name in self.plans.learned:
             return 0.0
         loading_s = self._compile.loading_s if self.plans.is_compiled(name) else 0.0
-        return loading_s + PLANNING_S + EXAMINATION * self.race.step_s
+        return loading_s + call_examination.expected_s(self.race.step_s)
 
     @hide_when_interrupted
     def _examine(self) -> None:

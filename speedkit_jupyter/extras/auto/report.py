@@ -72,10 +72,7 @@ def steps_over_time(loop: RacedLoop) -> Figure:
 
 
 def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
-    """Return the line that sums up a loop of a cell; it names magics if `in_notebook`.
-
-    `busy` is a sentence about other programs, which comes first.
-    """
+    """Return the line that sums up a loop of a cell, after the sentence `busy`, if any."""
     totals, race = loop.totals, loop.race
     steps, took_s = sum(totals.steps.values()), sum(totals.seconds.values())
     what = "steps" if loop.trains else "calls"
@@ -83,8 +80,8 @@ def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
     if race.proof is None:
         tried, every = race.number
         if race.is_settled:
-            plans = units.count(tried, "plan")
-            return f"{begun}: {plans} tried, none proven faster, so all is as it was."
+            plans = f"{begun}: {units.count(tried, 'plan')} tried"
+            return f"{plans}, none proven faster, so all is as it was."
         where = f"{tried} of {units.count(every, 'plan')} raced"
         duels = [one for one in race.tried.values() if one and one.leader == BASELINE and one.pairs]
         if duels:

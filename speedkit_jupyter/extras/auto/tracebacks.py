@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-P = ParamSpec("P")
-R = TypeVar("R")
+from speedkit_jupyter.support.tracebacks import P, R
 
 
 def hide_when_interrupted(hook: Callable[P, R]) -> Callable[P, R]:

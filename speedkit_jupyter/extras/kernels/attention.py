@@ -9,15 +9,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.kernels import engines, patterns
-from speedkit_jupyter.extras.kernels.engine_choice import (
-    MOST_KEPT,
-    SIZES,
-    EngineChoice,
-    PatternChoices,
-    Prepared,
-    is_unsupported,
-)
+from speedkit_jupyter.extras.kernels import engine_choice, engines, patterns
 from speedkit_jupyter.extras.kernels.engines import AttentionInputs, Shape
 from speedkit_jupyter.support.exceptions import ArgumentError, StepError, did_you_mean, in_a_line
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -26,7 +18,7 @@ from speedkit_jupyter.torchglue.private import is_transforming
 ENGINES = ("auto", "dense", "chunks", "flex")
 # Cached masks by the key of the values that they depend on, the most recently used last.
 _MASKS: OrderedDict[object, dict[Any, Any]] = OrderedDict()
-_KNOWN: dict[object, PatternChoices] = {}
+_KNOWN: dict[object, engine_choice.PatternChoices] = {}
 
 
 def attention(
@@ -118,15 +110,15 @@ def _attention(
     if key is not None:
         _MASKS[key] = masks
         _MASKS.move_to_end(key)
-        if len(_MASKS) > MOST_KEPT:
+        if len(_MASKS) > engine_choice.MOST_KEPT:
             _MASKS.popitem(last=False)
-    prepared = Prepared(pattern, masks, _known(words, options))
+    prepared = engine_choice.Prepared(pattern, masks, _known(words, options))
     if engine == "auto":
         return prepared.run_best(inputs, tune)
     try:
-        return prepared.run(inputs, EngineChoice(engine, SIZES[0]))
+        return prepared.run(inputs, engine_choice.EngineChoice(engine, engine_choice.SIZES[0]))
     except Exception as error:
-        if engine != "flex" or not is_unsupported(error):
+        if engine != "flex" or not engine_choice.is_unsupported(error):
             raise
         raise StepError(f"take engine='auto': FlexAttention fails: {in_a_line(error)}") from None
 
@@ -163,13 +155,13 @@ def _key(words: str, options: Mapping[str, Any]) -> object:
     return patterns.key_of([words, torch.get_default_dtype(), *read.values()])
 
 
-def _known(words: str, options: Mapping[str, Any]) -> PatternChoices:
+def _known(words: str, options: Mapping[str, Any]) -> engine_choice.PatternChoices:
     alike = words, *(
         tuple(one.shape) if isinstance(one, torch.Tensor)
         else getattr(one, "__code__", type(one) if callable(one) else str(one))
         for one in options.values()
     )  # fmt: skip
-    return _KNOWN.setdefault(alike, PatternChoices())
+    return _KNOWN.setdefault(alike, engine_choice.PatternChoices())
 
 
 def forget_masks() -> str:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Generator
 from contextlib import nullcontext, suppress
 from typing import Any, Literal
 
+from IPython import get_ipython
+
 from speedkit_jupyter.notebook.progress import never_falling
 from speedkit_jupyter.rounds.comparison import Progress
 from speedkit_jupyter.state import guard
@@ -135,8 +137,22 @@ class BackgroundRun:
         finally:
             steps.close()
             self.result = engine.result() if engine.has_results() else None
+            if end == "done" and self.result is None:
+                self.message = "No round fitted into the budget: Panel(model, budget_s=60)."
             self.state = end
             self._told(self)
+
+
+def later_in_main_thread(call: Callable[[], object]) -> bool:
+    """Return False in the main thread; else have the main thread run `call` once it is idle.
+
+    JupyterLab 4.5 and later send clicks to another thread, which runs beside the current cell.
+    """
+    loop = getattr(getattr(get_ipython(), "kernel", None), "io_loop", None)
+    if loop is None or threading.current_thread() is threading.main_thread():
+        return False
+    loop.add_callback(call)
+    return True
 
 
 def on_arrival(button: Any, call: Callable[[], None]) -> None:

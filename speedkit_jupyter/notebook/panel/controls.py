@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from html import escape
 from typing import Any
 
 from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.base.decision import Decision
 from speedkit_jupyter.catalog.base.optimization import Optimization, choices
+from speedkit_jupyter.notebook.panel.background_run import later_in_main_thread
 from speedkit_jupyter.plans.config import SpeedConfig, from_word
 from speedkit_jupyter.support.exceptions import ConfigError
 from speedkit_jupyter.support.units import word
@@ -98,7 +100,7 @@ class Control:
         self._say("")
 
     def _picked(self, change: Any) -> None:
-        if self._drawing:
+        if self._drawing or later_in_main_thread(partial(self._picked, change)):
             return
         text = str(change["new"]).strip()
         value: Any = from_word(text, self.words) if text else ("auto" if self.is_first else None)

@@ -17,8 +17,7 @@ from IPython.utils.capture import capture_output
 
 from speedkit_jupyter.notebook import session
 from speedkit_jupyter.notebook.namespace import find_optimizers, proven_config
-from speedkit_jupyter.notebook.panel import controls
-from speedkit_jupyter.notebook.panel.background_run import BackgroundRun, on_arrival
+from speedkit_jupyter.notebook.panel import background_run, controls
 from speedkit_jupyter.notebook.progress import INTERVAL_S, is_kernel
 from speedkit_jupyter.plans import registry
 from speedkit_jupyter.plans.applying import Preview, applied_to, apply_speedups, preview
@@ -94,7 +93,7 @@ class Panel:
         applied = self.context
         proven = None if applied else proven_config([model], self._optimizers())
         self.config = applied.config if applied else proven or SpeedConfig()
-        self._run: BackgroundRun | None = None
+        self._run: background_run.BackgroundRun | None = None
         self.result: Comparison | None = None
         self._report: Document | None = None
         self._message = ""
@@ -179,6 +178,9 @@ class Panel:
     # --- clicks ---
 
     def _clicked(self, name: str, pressed: Any) -> None:
+        if background_run.later_in_main_thread(partial(self._clicked, name, pressed)):
+            self.status.value = "Waits until the cell has ended." if name != "Stop" else ""
+            return
         try:
             getattr(self, name.lower())()
         except SpeedKitError as error:
@@ -229,6 +231,8 @@ class Panel:
 
     def _switch(self, change: Any) -> None:
         """Switch `auto` on or off for all cells, as `%speedkit auto` does."""
+        if background_run.later_in_main_thread(partial(self._switch, change)):
+            return
         if change["new"] != bool(self._session.auto_line):
             with capture_output():  # the panel shows the line of `auto`
                 get_ipython().run_line_magic("speedkit", f"auto {'on' if change['new'] else 'off'}")
@@ -248,11 +252,11 @@ class Panel:
         if self._is_busy:
             raise StepError("a measurement is running already: press Stop, or wait")
         self.result, self._report, self._message = None, None, ""
-        self._run = BackgroundRun(engine, self._followed)
+        self._run = background_run.BackgroundRun(engine, self._followed)
         self._run.start()
         self._draw()
 
-    def _followed(self, run: BackgroundRun) -> None:
+    def _followed(self, run: background_run.BackgroundRun) -> None:
         """Draw; after the run, store result and report, and make a found plan the choice."""
         if run.state != "running":
             result, self._message = run.result, run.message
@@ -307,7 +311,7 @@ class Panel:
         self.widget = controls.columns(left, [self.outcome, self.state])
         for name, one in self.buttons.items():
             one.on_click(partial(self._clicked, name))
-        on_arrival(self.buttons["Stop"], self._interrupt)
+        background_run.on_arrival(self.buttons["Stop"], self._interrupt)
 
     def _draw(self) -> None:
         now, is_steady = time.monotonic(), self._is_busy and self._was_busy

@@ -176,7 +176,7 @@ def test_an_error_of_the_users_own_is_raised_under_the_winner_and_repeated_once(
     train(600)
     assert running.latest.plans.is_applied
     calls = []
-    handle = net.drop.register_forward_hook(lambda *_: calls.append(1) or {}["enough"])
+    handle = net.drop.register_forward_pre_hook(lambda *_: calls.append(1) or {}["enough"])
     for _ in range(3):
         with pytest.raises(KeyError, match="enough"):
             train(1)
@@ -471,6 +471,16 @@ def test_a_model_or_a_hook_that_keeps_results_is_not_lowered(loop, running, keep
     assert any(told in why for why in running.latest.race.reasons.values())
 
 
+def test_a_hook_that_is_set_under_the_winner_gets_plain_results(loop, running):
+    net, _, train = loop
+    train(600)
+    assert "bf16" in running.latest.plans.in_force
+    seen = []
+    net.last.register_forward_hook(lambda module, args, result: seen.append(result.dtype))
+    train(3)
+    assert {*seen} == {torch.float32}
+
+
 def test_a_plan_whose_repeated_call_takes_long_is_out_and_the_next_examination_waits(loop, running):
     net, _, train = loop
     net.lowered_s = 5.0
@@ -508,3 +518,15 @@ def test_a_script_that_is_not_there_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["speedkit_jupyter", "run", "nowhere.py"])
     assert main() == 2
     assert capsys.readouterr().err == "nowhere.py: there is no such file\n"
+
+
+def test_a_script_has_its_own_path_and_traceback(tmp_path, monkeypatch, capsys):
+    from speedkit_jupyter.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print(__file__)\n1 / 0\n", encoding="utf-8")
+    monkeypatch.setattr("sys.argv", ["speedkit_jupyter", "run", "train.py"])
+    assert main() == 1
+    shown = capsys.readouterr()
+    assert shown.out.strip() == str(tmp_path / "train.py")
+    assert shown.err.count("File ") == 1

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import speedkit_jupyter
@@ -205,12 +206,18 @@ def by_trainer(net, tmp_path):
     return torch.tensor(trainer.train().training_loss)
 
 
+class Recomputed(nn.Sequential):
+    def forward(self, x):
+        return checkpoint(self[0], x, use_reentrant=False)
+
+
 OTHERS = (teacher_and_student, moving_average_by_data, validation, rollouts_and_epochs, workers)
 FRAMEWORKS = (by_accelerate, by_lightning, by_trainer)
 LOOPS = {
     "plain, with a progress bar": lambda net: train(
         net, pytest.importorskip("tqdm").tqdm([*batches()])
     ),
+    "checkpoint": lambda net: train(Recomputed(net)),
     "accumulation": partial(train, per_step=2),
     "clipping": lambda net: train(
         net, before=partial(nn.utils.clip_grad_norm_, [*net.parameters()], 0.5)

@@ -149,13 +149,10 @@ def test_layers_that_are_not_plain_are_left_and_counted():
     hooked = nn.Linear(4, 4)
     hooked.register_forward_hook(lambda *_: None)
     model = nn.Sequential(
-        nn.Linear(4, 4),
-        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
-        nn.Linear(4, 4, dtype=torch.float64),
-        nn.Linear(4, 4, device="meta"),
-        nn.LazyLinear(4),
+        nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+        nn.Linear(4, 4, dtype=torch.float64), nn.Linear(4, 4, device="meta"), nn.LazyLinear(4),
         hooked,
-    )
+    )  # fmt: skip
     with apply_speedups(model, INT8)[1] as context:
         assert "1 of 6 linear layers" in str(context.changes())
 

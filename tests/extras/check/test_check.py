@@ -211,13 +211,9 @@ def test_the_name_is_the_function_and_the_file_is_for_the_command_line():
 
 
 @pytest.mark.parametrize(
-    ("candidate", "message"),
-    [
-        ("kernels.py:", "must name a function"),
-        ("nowhere.py:f", "no file"),
-        ("{}:rihgt", "Did you mean 'right'"),
-    ],
-)
+    ("candidate", "message"), [("kernels.py:", "must name a function"),
+    ("nowhere.py:f", "no file"), ("{}:rihgt", "Did you mean 'right'")],
+)  # fmt: skip
 def test_what_can_not_be_found_is_said(kernels, candidate, message):
     with pytest.raises(SpeedKitError, match=message):
         check(candidate.format(kernels), lambda x: x, lambda: None)

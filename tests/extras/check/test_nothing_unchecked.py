@@ -78,15 +78,11 @@ def without_strides(x):
 
 
 @pytest.mark.parametrize(
-    "inputs",
-    [
-        lambda: (torch.randn(8, 96)[:, :32],),
-        lambda: torch.randn(8, 96).chunk(3, -1)[1:2],
-        lambda: (torch.randn(32, 8).T,),
-        lambda: (torch.randn(8, 1).expand(8, 32),),
-    ],
+    "inputs", [lambda: (torch.randn(8, 96)[:, :32],),
+    lambda: torch.randn(8, 96).chunk(3, -1)[1:2], lambda: (torch.randn(32, 8).T,),
+    lambda: (torch.randn(8, 1).expand(8, 32),)],
     ids=["slice", "chunk", "transposed", "expanded"],
-)
+)  # fmt: skip
 def test_inputs_keep_their_strides(inputs):
     assert judged(lambda x: x * 2, lambda x: x + x, inputs).passed
     assert judged(without_strides, lambda x: x + x, inputs).faults
@@ -137,15 +133,10 @@ def repeating():
 
 
 @pytest.mark.parametrize(
-    ("inputs", "names"),
-    [
-        (lambda: (square(), torch.eye(16)), "y"),
-        (lambda: (square(), torch.randint(3, ())), "y"),
-        (repeating(), "x"),
-        (lambda: (square(), 0.5), ""),
-    ],
-    ids=["a constant", "few integers", "a cycle", "a setting"],
-)
+    ("inputs", "names"), [(lambda: (square(), torch.eye(16)), "y"),
+    (lambda: (square(), torch.randint(3, ())), "y"), (repeating(), "x"),
+    (lambda: (square(), 0.5), "")], ids=["a constant", "few integers", "a cycle", "a setting"],
+)  # fmt: skip
 def test_what_repeats_is_named_and_no_speed_is_told(inputs, names):
     found = judged(lambda x, y=2: x * y, lambda x, y=2: y * x, inputs, budget_s=0.5)
     assert found.passed
@@ -201,16 +192,10 @@ def zeroed(x):
 
 
 @pytest.mark.parametrize(
-    "later",
-    [
-        lambda x: x.as_subclass(Lazy),
-        lambda x: softmax(x).double(),
-        lambda x: softmax(x)[:3],
-        lambda x: None,
-        zeroed,
-    ],
+    "later", [lambda x: x.as_subclass(Lazy), lambda x: softmax(x).double(),
+    lambda x: softmax(x)[:3], lambda x: None, zeroed],
     ids=["lazy", "dtype", "shape", "None", "writes"],
-)
+)  # fmt: skip
 def test_timed_calls_have_the_same_form(later):
     calls = itertools.count()
 
