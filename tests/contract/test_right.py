@@ -40,14 +40,10 @@ def step_with(fault: str) -> tuple[Callable[[], Any], nn.Module, torch.optim.Opt
                 model[1].running_mean.mul_(1.5)
         out = out.detach()
         return {
-            "outputs": out * 1.03,
-            "scale": out * 1.01,
-            "bias": out + 0.01 * out.std(),
-            "shapes": out[:-1],
-            "dtypes": out.half(),
+            "outputs": out * 1.03, "scale": out * 1.01, "bias": out + 0.01 * out.std(),
+            "shapes": out[:-1], "dtypes": out.half(),
             "finiteness": out.masked_fill(out == out.max(), float("nan")),
-            "integers": (out.argmax(1) + 1) % 5,
-            "strings": "done wrongly",
+            "integers": (out.argmax(1) + 1) % 5, "strings": "done wrongly",
             "numbers": float(out.sum()) * 1.05,
         }.get(bad, {"integers": out.argmax(1), "strings": "done", "numbers": float(out.sum())}.get(
             fault, out))  # fmt: skip

@@ -41,13 +41,9 @@ def test_without_it_plans_are_for_this_machine(here, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("h201", "Did you mean 'h200'?"),
-        ("T4", "Did you mean 't4'?"),
-        ("typo.json", "typo.json: sytem: Extra inputs are not permitted"),
-    ],
-)
+    ("word", "message"), [("h201", "Did you mean 'h200'?"), ("T4", "Did you mean 't4'?"),
+    ("typo.json", "typo.json: sytem: Extra inputs are not permitted")],
+)  # fmt: skip
 def test_what_is_no_machine_is_a_line_that_names_the_variable(tmp_path, monkeypatch, word, message):
     (tmp_path / "typo.json").write_text('{"sytem": "Linux"}')
     monkeypatch.chdir(tmp_path)

@@ -48,14 +48,11 @@ def test_the_auto_plans_are_the_pinned_ones(hardware, request: pytest.FixtureReq
 
 
 @pytest.mark.parametrize(
-    ("machine", "offered"),
-    [
-        ("cpu", {"channels_last": True}),
-        ("cpu_avx512_bf16", {"precision": "bf16", "channels_last": True}),
-        ("mi300x", {"precision": "bf16", "cudnn_benchmark": True}),
-        ("t4", {"channels_last": True, "cudnn_benchmark": True}),
-    ],
-)
+    ("machine", "offered"), [("cpu", {"channels_last": True}),
+    ("cpu_avx512_bf16", {"precision": "bf16", "channels_last": True}),
+    ("mi300x", {"precision": "bf16", "cudnn_benchmark": True}),
+    ("t4", {"channels_last": True, "cudnn_benchmark": True})],
+)  # fmt: skip
 def test_what_may_be_a_loss_waits_for_measuring_and_is_offered(hardware, machine, offered) -> None:
     found = decided(hardware(machine))
     assert found.worth_measuring == offered

@@ -22,11 +22,12 @@ from speedkit_jupyter.right.judge import beyond_limit
 from speedkit_jupyter.right.reference import LOW, parameters_of, replayed
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.state import snapshot
+from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.source_lines import is_users
 from speedkit_jupyter.torchglue import interrupts
 from speedkit_jupyter.torchglue.modules import FORWARD_HOOKS
-from speedkit_jupyter.torchglue.private import tree_map, version
+from speedkit_jupyter.torchglue.private import tree_leaves, tree_map, version
 from speedkit_jupyter.torchglue.storage import is_in_memory, tensors_in
 
 # A step with this many calls or more is not examined: a loop over time steps may have thousands.
@@ -71,12 +72,12 @@ class Examiner:
         self.name, self.is_recording, self.is_repeating, self.seconds = "", False, False, 0.0
         self._calls, self._gradients = list[NotedCall](), dict[int, torch.Tensor]()
         self._hooks: list[Any] = []
-        self._trains_itself = False  # True if a recorded call changed parameters
+        self._obstacle = ""  # why a recorded call can't be repeated
 
     def begin(self, name: str) -> None:
         """Record the next step, which must run without a plan; set hooks that note gradients."""
         self.end()
-        self.name, self.is_recording, self._trains_itself = name, True, False
+        self.name, self.is_recording, self._obstacle = name, True, ""
         for one in parameters_of(self._plans.live_models):
             if self._plans.trains and one.requires_grad:
                 self._hooks.append(one.register_hook(partial(_add, self._gradients, id(one))))
@@ -92,8 +93,17 @@ class Examiner:
         versions = _versions((args, kwargs))
         random = snapshot.ProcessSettings(snapshot.generators())
         values = self._values()
+        walk = Walk([a for a in (*args, *kwargs.values()) if not isinstance(a, torch.Tensor)])
+        before = snapshot.Snapshot(walk) if walk.found else None
         result = below(*args, **kwargs)
-        self._trains_itself |= values != self._values()
+        others = [one for one in tree_leaves(result) if not isinstance(one, torch.Tensor)]
+        draws = any(hasattr(type(one), "__next__") for one in walk.found.values())
+        if values != self._values():
+            self._obstacle = "the model changes its parameters in a call"
+        elif draws or (before is not None and before.changed({})):
+            self._obstacle = "a call changes its arguments, such as a cache"
+        elif not self._plans.trains and Walk(others).found:
+            self._obstacle = "a call returns objects for later calls, such as a cache"
         if not self.is_recording:  # a backward pass inside the call ended the recording
             return result
         drawn = snapshot.ProcessSettings(snapshot.generators()) if random.changed() else None
@@ -141,7 +151,7 @@ class Examiner:
         except TimeoutError:
             return f"a call under it takes longer than {TOO_SLOW:.0f} steps"
         except ValueError as error:
-            return self.not_examined(str(error))
+            return self.not_examined(str(error)) if self._plans.rounding(name) else ""
         except Exception as error:
             why = f"it failed: {in_a_line(error)}"
         return self.reject(name, why)
@@ -165,8 +175,8 @@ class Examiner:
             try:
                 if not self._calls or len(self._calls) == MOST_CALLS:
                     raise ValueError(f"the step calls no model, or {MOST_CALLS} times or more")
-                if self._trains_itself:
-                    raise ValueError("the model changes its parameters in a call")
+                if self._obstacle:
+                    raise ValueError(self._obstacle)
                 if any(call.versions != _versions(call.arguments) for call in self._calls):
                     raise ValueError("the model's inputs are changed in place")
                 if self._plans.trains and not any(call.gradients for call in self._calls):

@@ -80,6 +80,9 @@ def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
     if race.proof is None:
         tried, every = race.number
         if race.is_settled:
+            if not tried and race.reasons:
+                name, why = next(iter(race.reasons.items()))
+                return f"{begun}: no plan raced, so all is as it was. {name}: {why}."
             plans = f"{begun}: {units.count(tried, 'plan')} tried"
             return f"{plans}, none proven faster, so all is as it was."
         where = f"{tried} of {units.count(every, 'plan')} raced"

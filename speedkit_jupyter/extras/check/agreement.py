@@ -139,7 +139,8 @@ def _worst_parts(
     """Return worst error ÷ norm by row, column and element; a norm's RMS is at least `typical`."""
     if tensor is None or reference is None or not reference.numel():
         return [0.0] * 3
-    off, size = (tensor - reference).abs(), reference.abs()
+    wide = torch.promote_types(reference.dtype, torch.float32)
+    off, size = (tensor.to(wide) - reference.to(wide)).abs(), reference.to(wide).abs()
     if not (off.sum() + size.sum()).isfinite():
         alike = (tensor == reference) | (tensor.isnan() & reference.isnan())
         off, size = off.masked_fill(alike, 0), size.nan_to_num(0, 0, 0)

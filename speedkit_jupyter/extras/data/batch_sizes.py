@@ -103,6 +103,8 @@ class BatchSweep:
             raise StepError(f"{name} takes no batch: give only the loader that it loops over")
         if batch is None and loader is None:
             raise StepError(f"{name} takes a batch: give one, as in batch_sizes({name}, (x, y))")
+        if not isinstance(sizes, tuple) or len(sizes) != 2:
+            raise StepError(f"sizes must be the least and the most, as (1, 64), not {sizes!r:.40}")
         least, self._most = (arguments.whole("sizes", size) for size in sizes)
         if not 1 <= least <= self._most:
             raise StepError(f"sizes must go upwards from 1, not from {least} to {self._most}")

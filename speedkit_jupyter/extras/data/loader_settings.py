@@ -142,7 +142,12 @@ def look_at(loader: DataLoader[Any]) -> Samples:
     for key in keys:
         if drawn and clock.now() - begun_s > LONGEST_LOOK_S:
             break
-        drawn.append(draw(key))
+        try:
+            drawn.append(draw(key))
+        except Exception:
+            if not loader.num_workers:
+                raise
+            return Samples()  # its `worker_init_fn` may open a file
     states = zip([*shared, *own], before, strict=True)
     changed = [one for one, state in states if _state(one) != state]
     generator = next((walk.name(one) for one in changed if one not in shared), "")

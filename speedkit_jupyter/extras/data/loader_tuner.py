@@ -61,18 +61,13 @@ class LoaderTuning(Shown):
     def rows(self) -> list[dict[str, Any]]:
         return [
             {
-                "settings": one.settings.words,
-                "batch_s": one.batch_s if one.times_s else None,
-                "waiting": one.waiting if one.times_s else None,
-                "ratio": found and found.median,
-                "low": found and found.low,
-                "high": found and found.high,
-                "rounds": len(one.times_s),
-                "chosen": one is self.chosen,
-                "note": one.why_out,
+                "settings": one.settings.words, "batch_s": one.batch_s if one.times_s else None,
+                "waiting": one.waiting if one.times_s else None, "ratio": found and found.median,
+                "low": found and found.low, "high": found and found.high,
+                "rounds": len(one.times_s), "chosen": one is self.chosen, "note": one.why_out,
             }
             for one, found in zip(self.race.ways, map(self.race.ratio, self.race.ways), strict=True)
-        ]
+        ]  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         plain = ("against", "epoch", "declined", "remarks", "source", "environment", "command")
@@ -232,12 +227,8 @@ def _loader_row(tuning: LoaderTuning, one: LoaderWay) -> Row:
     found = None if own else tuning.race.ratio(one)
     notes = ["taken"] * chosen + [one.why_out or "as it is" * own]
     cells = (
-        "→" if chosen else "",
-        one.settings.words,
-        seconds(one.batch_s) if one.times_s else BLANK,
-        share(one.waiting) if one.times_s else BLANK,
-        ratio(found.median) if found else "",
-        between(found.low, found.high) if found else "",
-        ", ".join(filter(None, notes)),
-    )
+        "→" if chosen else "", one.settings.words, seconds(one.batch_s) if one.times_s else BLANK,
+        share(one.waiting) if one.times_s else BLANK, ratio(found.median) if found else "",
+        between(found.low, found.high) if found else "", ", ".join(filter(None, notes)),
+    )  # fmt: skip
     return Row(cells, "good" if chosen and not own else "plain")

@@ -225,9 +225,9 @@ class MicroBatch:
         half = number // 2
         spans = [every, every, every[:half], every[half:]]
         (whole, _), (again, _), *parts = self._tried(batch, spans)
-        if math.isnan(whole) or len({loss for loss, _ in parts}) == 1:  # equal parts prove nothing
+        if math.isnan(whole):
             return
-        self._is_checked = True
+        self._is_checked = len({loss for loss, _ in parts}) > 1  # equal parts don't prove a mean
         if whole != again:
             messages.warn(
                 "micro_batch: two calls with the same samples give different losses, so the loss "

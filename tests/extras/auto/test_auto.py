@@ -139,6 +139,17 @@ def test_a_call_that_changes_parameters_is_never_repeated(loop, running):
     assert steps == 300
 
 
+def test_a_call_that_changes_an_argument_is_never_repeated(make_net, running):
+    net, cache = make_net().eval(), np.zeros(1)
+    forward = net.forward
+    net.forward = lambda x, cache: (cache.__iadd__(1), forward(x))[1]
+    with torch.no_grad():
+        for _ in range(300):
+            net(torch.rand(4, 8), cache)
+    assert cache == 300
+    assert "changes its arguments" in str(running.latest.race.reasons)
+
+
 def test_what_calls_change_in_a_models_containers_counts_each_step_once(loop, running):
     net, _, train = loop
     net.drawn, net.own = [], random.Random(0)

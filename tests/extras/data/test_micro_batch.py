@@ -100,6 +100,9 @@ WRONG: dict[str, Loss] = {
     "a mask of its own": masked,
     "a sum": lambda m, x, y: m(x).square().sum(),
     "contrastive": lambda m, x, y: F.cross_entropy(m(x) @ m(x).T, torch.arange(len(x))),
+    "contrastive by labels": lambda m, x, y: (
+        (m(x) @ m(x).T).masked_fill(torch.eye(len(x)) > 0, -1e9).log_softmax(-1)[:, 0].mean()
+    ),
     "a norm": lambda m, x, y: m(x).norm(),
     "a spread": lambda m, x, y: (m(x) - m(x).mean(0)).square().sum(1).mean(),
     "with a balance of the batch": lambda m, x, y: (
