@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -198,7 +199,9 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, SEQUENCES):
         names = getattr(value, "_fields", map(str, range(len(value))))
         return zip(names if len(value) > 1 else [""], value, strict=False)
-    if callable(value) or isinstance(value, (torch.optim.Optimizer, torch.Generator)):
+    if callable(value) or isinstance(value, (torch.optim.Optimizer, torch.Generator, ModuleType)):
+        return []
+    if str(type(value).__module__).startswith("matplotlib."):  # a figure has thousands of numbers
         return []
     if dataclasses.is_dataclass(value):
         return [(one.name, getattr(value, one.name, None)) for one in dataclasses.fields(value)]
@@ -213,4 +216,6 @@ def without_numpy(value: Any) -> Any:
     if array.dtype.kind not in "fciub":
         return repr(array.tolist())
     dtype = "int64" if array.dtype.kind in "iub" else array.dtype.newbyteorder("=")
+    if array.dtype in (np.longdouble, np.clongdouble):  # torch has no such dtype
+        dtype = "float64" if array.dtype.kind == "f" else "complex128"
     return torch.from_numpy(np.array(array, dtype=dtype))

@@ -197,7 +197,7 @@ class Sampler:
         if self.rounds.number == 1 and self._budget.is_minimal and round_s <= OVERHEAD_S / 2:
             return True
         # One step of the first block may be as slow as the slowest of the warm-up.
-        first_s = (self._steps - 1) * runner.step_s + runner.worst_s
+        first_s = (self._steps - 1) * runner.fastest_s + runner.worst_s
         return self._budget.allows(max(self._blocks_s.get(id(runner), [first_s])))
 
     def _block_or_failure(self, runner: Runner) -> Block:

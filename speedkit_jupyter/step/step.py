@@ -51,7 +51,7 @@ def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
         except StopIteration:
             raise StepError(
                 "the step ran out of data (StopIteration): an iterator that it draws from has "
-                "ended. An iterator that the cell names starts again by itself"
+                "ended. An iterator that the cell names starts again where the cell found it"
             ) from None
 
     return call

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from speedkit_jupyter.catalog.model_changes.calls import HOOKS
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.right.deviations import of_gradients, sums, total
 from speedkit_jupyter.right.judge import beyond_limit
@@ -26,7 +27,6 @@ from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.source_lines import is_users
 from speedkit_jupyter.torchglue import interrupts
-from speedkit_jupyter.torchglue.modules import FORWARD_HOOKS
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map, version
 from speedkit_jupyter.torchglue.storage import is_in_memory, tensors_in
 
@@ -274,10 +274,10 @@ def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
             return f"the model keeps {name}"
     for model in models:
         for name, part in model.named_modules():
-            for hook in getattr(part, FORWARD_HOOKS[0]).values():
+            for hook in (hook for kind in HOOKS for hook in getattr(part, kind).values()):
                 code = getattr(getattr(hook, "func", hook), "__code__", None)
                 if code is None or is_users(code.co_filename):
-                    return f"your forward hook of {name or 'the model'} may keep its result"
+                    return f"your hook of {name or 'the model'} may keep a result"
     return ""
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torchs
 
+from speedkit_jupyter.catalog.model_changes.calls import around
+from speedkit_jupyter.catalog.precision import Lowered
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.private import current_node, is_transforming
 
@@ -89,7 +91,8 @@ class Discovery:
                 self._begun_s = clock.now()
             kind = parameter.device.type
             is_available = torch.amp.is_autocast_available(kind)
-            self.has_autocast |= is_available and torch.is_autocast_enabled(kind)
+            if is_available and not around(module, Lowered):  # a plan in force has its autocast
+                self.has_autocast |= torch.is_autocast_enabled(kind)
         elif not module.training and not self.models:
             self._predicting[id(module)] += 1
             if self._predicting[id(module)] == FIRST_STEPS:

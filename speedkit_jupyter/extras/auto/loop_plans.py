@@ -26,9 +26,9 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import interrupts
 
-# Optimizations that never race: they move or distribute the model, record a call's tensors, change
-# the whole process, or only save memory. A compiled plan races once another process compiled it.
-LEFT = ("device", "cuda_graphs", "distributed", "threads", "activation_checkpointing")
+# These never race: they move or distribute the model, record a call's tensors, change the process,
+# only save memory, or refuse to train. A compiled plan races once another process compiled it.
+LEFT = ("device", "cuda_graphs", "distributed", "threads", "activation_checkpointing", "inference")
 COMPILE = "compile"
 # Optimizations outside of a model's calls, and optimizations that change the calls' rounding.
 OUTSIDE = {"fused_optimizer", "malloc"}
@@ -64,7 +64,7 @@ class LoopPlans:
         with hidden(*models):
             self.facts = [Facts.read(model, holding(optimizers, model)) for model in models]
             self._setting = learning.setting(models, Hardware.current())
-        self._left = {*LEFT, *keep, *(["inference"] * self.trains)}
+        self._left = {*LEFT, *keep}
         singles = candidates(Hardware.current(), self.facts, self._left)
         self.can_compile = any(COMPILE in one.values for one in singles)
         singles = [one for one in singles if COMPILE not in one.values]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.model_changes.calls import CALLS
+from speedkit_jupyter.catalog.model_changes.calls import CALLS, HOOKS
 from speedkit_jupyter.extras.auto import call_examination
 from speedkit_jupyter.extras.auto.compiling import BackgroundCompile
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
@@ -21,7 +21,6 @@ from speedkit_jupyter.extras.auto.tracebacks import hide_when_interrupted
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.support.exceptions import in_a_line
-from speedkit_jupyter.torchglue.modules import FORWARD_HOOKS
 from speedkit_jupyter.torchglue.private import current_node
 
 # Between the rounds of a duel a step is watched every WATCH_S seconds, without a duel every
@@ -53,7 +52,7 @@ class RacedLoop:
         self._examiner = call_examination.Examiner(self.plans)
         self._watch, self._kinds, self.totals = Watch(), Kinds(), Totals()
         self.log: deque[tuple[float, str, float]] = deque(maxlen=5000)
-        self._stepped, self._calls, self._begun_s = 0, 0, 0.0
+        self._stepped, self._calls, self._hooks, self._begun_s = 0, 0, -1, 0.0
         self._is_only_counted, self._watched_s = False, -math.inf
         self._step: TimedStep  # the latest step that is not only counted
         self._waiting: deque[TimedStep] = deque()
@@ -64,8 +63,8 @@ class RacedLoop:
         self._to_record: str | None = None
         self._compile = BackgroundCompile(self.plans, remaining)
         self.race = self._race_of([*self.plans.candidates], overhead)
-        self._hooked = [getattr(p, FORWARD_HOOKS[0]) for one in models for p in one.modules()]
-        self._hooks = sum(map(len, self._hooked))
+        parts = [part for model in models for part in model.modules()]
+        self._hooked = [getattr(part, kind) for part in parts for kind in HOOKS]
         self._layers = ExitStack()
         is_plain = lambda: self.trains and self.plans.leaves_calls  # noqa: E731
         self._beats = [Beat(model, self._call, is_plain) for model in models]
