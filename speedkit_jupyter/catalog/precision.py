@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch.nn import TransformerEncoder
 
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
 from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
@@ -163,7 +164,7 @@ class Precision(Optimization):
                 raise SpeedKitError("Trainer has no fp16 on cpu: use --as torch")
             return Snippet(arguments={dtype: "True"})
         lines = LOWERED.format(device=device_type, dtype=DTYPES[dtype]).splitlines()
-        if device_type == "cpu" and torch.nn.TransformerEncoder in facts.classes:
+        if device_type == "cpu" and any(issubclass(c, TransformerEncoder) for c in facts.classes):
             lines += ["", "torch.backends.mha.set_fastpath_enabled(False)  # it mixes dtypes"]
         imports = ("from functools import wraps", "from types import MethodType")
         return Snippet(imports=imports, setup=tuple(lines), changes_forward="lower")
@@ -211,6 +212,26 @@ class ModelCallState(threading.local):
     model = False
 
 
+class FastPath:
+    """torch's fast path of transformers, off while any thread is in a lowered call."""
+
+    def __init__(self) -> None:
+        self._threads, self._lock, self._before = set[int](), threading.Lock(), True
+
+    def allow(self, is_allowed: bool) -> None:
+        """Note that this thread leaves or enters a call; a repeated note changes nothing."""
+        here = {threading.get_ident()}
+        with self._lock:
+            if not self._threads:
+                self._before = torch.backends.mha.get_fastpath_enabled()
+            self._threads = self._threads - here if is_allowed else self._threads | here
+            torch.backends.mha.set_fastpath_enabled(self._before and not self._threads)
+
+
+# Module state, because the switch belongs to the process. Under CPU autocast it mixes dtypes.
+FAST_PATH = FastPath()
+
+
 class Lowered(Call):
     """A call under autocast; an enabled autocast of the user's code takes precedence.
 
@@ -250,26 +271,25 @@ class Lowered(Call):
             return self.below(*args, **kwargs)
         self._acted = True
         dtype = torch.get_autocast_dtype(self._block[0])
-        fast = torch.backends.mha.get_fastpath_enabled()
         try:
             try:
                 self._inside.model = True
-                torch.backends.mha.set_fastpath_enabled(False)  # it mixes dtypes on a CPU
+                FAST_PATH.allow(False)
                 torch.set_autocast_dtype(*self._block)
                 torch.set_autocast_enabled(self._block[0], True)
                 result = self.below(*args, **kwargs)
             finally:
-                self._leave(dtype, fast)
+                self._leave(dtype)
         finally:  # repeated, because Ctrl-C may interrupt the first line of the inner `finally`
-            self._leave(dtype, fast)
+            self._leave(dtype)
         return converted(result, self._in_float32)
 
     def _in_float32(self, result: torch.Tensor) -> torch.Tensor:
         return result.float() if result.dtype is self._block[1] else result
 
-    def _leave(self, dtype: torch.dtype, fast: bool) -> None:
+    def _leave(self, dtype: torch.dtype) -> None:
         """Turn autocast off, restore the flags, clear the cache, and mark the call as ended."""
-        torch.backends.mha.set_fastpath_enabled(fast)
+        FAST_PATH.allow(True)
         torch.set_autocast_enabled(self._block[0], False)
         torch.set_autocast_dtype(self._block[0], dtype)
         torch.clear_autocast_cache()

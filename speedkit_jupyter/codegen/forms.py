@@ -118,13 +118,9 @@ def _torch(script: Script) -> str:
     elif compiled:
         called, prepare = "compiled_model", [f"compiled_model = {compiled}"]
     blocks = [
-        *script.setup(),
-        *script.blocks("model"),
-        making(script),
-        prepare,
-        script.lowered(called),
+        *script.setup(), *script.blocks("model"), making(script), prepare, script.lowered(called),
         *script.blocks("training"),
-    ]
+    ]  # fmt: skip
     return assembled(script, blocks, function(script, called))
 
 

@@ -291,14 +291,10 @@ def function(script: Script, model: str) -> Block:
         unscaled = ", ".join(f"scaler.unscale_({name})" for name in script.names)
         steps.insert(0, f"# To clip gradients: {unscaled} and then clip, here.")
     body = [
-        *call.moved(move, True),
-        *script.surrounded(call.loss(model)),
-        f"{scaling.loss}.backward()",
-        *steps,
-        *scaling.after_step,
-        *(f"{name}.zero_grad()" for name in script.names),
-        "return loss.detach()",
-    ]
+        *call.moved(move, True), *script.surrounded(call.loss(model)),
+        f"{scaling.loss}.backward()", *steps, *scaling.after_step,
+        *(f"{name}.zero_grad()" for name in script.names), "return loss.detach()",
+    ]  # fmt: skip
     return [f"def train_step({call.arguments}):", *indented(body)]
 
 

@@ -22,23 +22,13 @@ VERDICT_TONES: dict[str, Tone] = {
 }
 # The words of each message, with the name of its page in docs/messages.
 PAGES = {
-    "too noisy": "too_noisy",
-    "too few rounds": "too_noisy",
-    "could not decide": "too_noisy",
-    "likely": "likely",
-    "wrong": "wrong",
-    "declined": "declined",
-    "failed": "failed",
-    "not checked": "not_checked",
-    NO_GAIN: "no_gain",
-    "nothing to gain": "no_gain",
-    CHANGES_RESULTS: "changes_the_results",
-    "the machine was busy": "busy",
-    "graph break": "graph_break",
-    "recompile": "recompile",
-    "fall-back": "recompile",
+    "too noisy": "too_noisy", "too few rounds": "too_noisy", "could not decide": "too_noisy",
+    "likely": "likely", "wrong": "wrong", "declined": "declined", "failed": "failed",
+    "not checked": "not_checked", NO_GAIN: "no_gain", "nothing to gain": "no_gain",
+    CHANGES_RESULTS: "changes_the_results", "the machine was busy": "busy",
+    "graph break": "graph_break", "recompile": "recompile", "fall-back": "recompile",
     "has no kernels": "no_kernels",
-}
+}  # fmt: skip
 # A message begins a text, or follows a sign, a number or the name of a variant.
 MESSAGE = re.compile(rf"(^|: |[✕×] |\d )({'|'.join(PAGES)})(?=s?(?![\w-]))", re.IGNORECASE)
 LINK = "color:inherit;text-decoration:underline dotted;text-underline-offset:3px"

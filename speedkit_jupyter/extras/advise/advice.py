@@ -138,13 +138,10 @@ class Advice(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "opportunities": self.rows(),
-            "proven": self.proven,
-            "skipped": dict(self.skipped),
-            "profile": self.profile.to_dict(),
-            "environment": dict(self.profile.environment),
+            "opportunities": self.rows(), "proven": self.proven, "skipped": dict(self.skipped),
+            "profile": self.profile.to_dict(), "environment": dict(self.profile.environment),
             "command": self.profile.command,
-        }
+        }  # fmt: skip
 
 
 def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportunity]:

@@ -68,15 +68,12 @@ class Advisor:
         called = step.expressions([draws.loader for draws in call.draws.values()])
         modules, _ = names_of(step)
         return Situation(
-            profile=self._profiler.result(),
-            observed=call,
-            cores=Hardware.current().cpu.usable_cores,
-            device=isolated.device,
+            profile=self._profiler.result(), observed=call,
+            cores=Hardware.current().cpu.usable_cores, device=isolated.device,
             subject=Subject(step.models, step.optimizers, loaders_of(step)),
-            names=dict(zip(call.draws, called, strict=True)) | modules,
-            settle=isolated.settle,
+            names=dict(zip(call.draws, called, strict=True)) | modules, settle=isolated.settle,
             trial_s=self._trial_s,
-        )
+        )  # fmt: skip
 
     def _proven(self) -> str:
         """Return a sentence on the plan in force or the result of tuning; empty without either."""

@@ -10,10 +10,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from speedkit_jupyter.catalog.model_changes.calls import HOOKS
@@ -23,6 +24,7 @@ from speedkit_jupyter.right.judge import beyond_limit
 from speedkit_jupyter.right.reference import LOW, parameters_of, replayed
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.state import snapshot
+from speedkit_jupyter.state.handlers.base import MOST_COPIED_BYTES
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.source_lines import is_users
@@ -73,6 +75,7 @@ class Examiner:
         self._calls, self._gradients = list[NotedCall](), dict[int, torch.Tensor]()
         self._hooks: list[Any] = []
         self._obstacle = ""  # why a recorded call can't be repeated
+        self._is_large = False  # True if a call's arguments hold too much to compare
 
     def begin(self, name: str) -> None:
         """Record the next step, which must run without a plan; set hooks that note gradients."""
@@ -93,17 +96,15 @@ class Examiner:
         versions = _versions((args, kwargs))
         random = snapshot.ProcessSettings(snapshot.generators())
         values = self._values()
-        walk = Walk([a for a in (*args, *kwargs.values()) if not isinstance(a, torch.Tensor)])
-        before = snapshot.Snapshot(walk) if walk.found else None
+        before = self._copied([*args, *kwargs.values()])
         result = below(*args, **kwargs)
-        others = [one for one in tree_leaves(result) if not isinstance(one, torch.Tensor)]
-        draws = any(hasattr(type(one), "__next__") for one in walk.found.values())
+        others = [one for one in tree_leaves(result) if not _is_plain(one)]
         if values != self._values():
             self._obstacle = "the model changes its parameters in a call"
-        elif draws or (before is not None and before.changed({})):
+        elif before is not None and before.changed({}):
             self._obstacle = "a call changes its arguments, such as a cache"
         elif not self._plans.trains and Walk(others).found:
-            self._obstacle = "a call returns objects for later calls, such as a cache"
+            self._obstacle = "a call returns an object that may be a cache for later calls"
         if not self.is_recording:  # a backward pass inside the call ended the recording
             return result
         drawn = snapshot.ProcessSettings(snapshot.generators()) if random.changed() else None
@@ -114,6 +115,17 @@ class Examiner:
                 self._hooks.append(one.register_hook(partial(_add, call.gradients, number)))
         self._calls.append(call)
         return result
+
+    def _copied(self, arguments: list[Any]) -> snapshot.Snapshot | None:
+        """Return a copy of the arguments that are no tensors; None without any, or an obstacle."""
+        walk = Walk([] if self._is_large else [a for a in arguments if type(a) is not torch.Tensor])
+        size = sum(getattr(one, "nbytes", 0) for one in walk.found.values())
+        self._is_large |= len(walk.found) > snapshot.MOST_HELD or size > MOST_COPIED_BYTES
+        if self._is_large:
+            self._obstacle = "its arguments hold too much to compare"
+        elif any(hasattr(type(one), "__next__") for one in walk.found.values()):
+            self._obstacle = "a call draws from an argument"
+        return snapshot.Snapshot(walk) if walk.found and not self._obstacle else None
 
     def _values(self) -> list[tuple[int, int]]:
         """Return numbers that change with parameters' values: in place, or by `.data = …`."""
@@ -279,6 +291,11 @@ def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
                 if code is None or is_users(code.co_filename):
                     return f"your hook of {name or 'the model'} may keep a result"
     return ""
+
+
+def _is_plain(result: Any) -> bool:
+    """Return whether a leaf of the results is a tensor, an array, or the user's dataclass."""
+    return isinstance(result, (torch.Tensor, np.ndarray)) or is_dataclass(result)
 
 
 def _add(table: dict[int, torch.Tensor], key: int, gradient: torch.Tensor) -> None:

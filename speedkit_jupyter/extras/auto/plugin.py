@@ -117,13 +117,10 @@ def percent(text: str) -> float:
         default=OVERHEAD,
     ),
     Option(
-        "--eval",
-        "WORD",
-        "calls without gradients: under the winner, or as written (plan)",
-        choices=("plan", "exact"),
-        default="plan",
+        "--eval", "WORD", "calls without gradients: under the winner, or as written (plan)",
+        choices=("plan", "exact"), default="plan",
     ),
-)
+)  # fmt: skip
 def auto(names: Names, session: Session, arguments: Namespace) -> None:
     word = arguments.word or "on"
     if word == "status":

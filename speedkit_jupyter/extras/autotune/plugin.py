@@ -45,12 +45,10 @@ def autotune(names: Names, session: Session, arguments: Namespace) -> None:
 
 def counted_line(counted: Counted) -> str:
     words = {
-        "recorded": counted.searched,
-        "replayed": counted.replayed,
-        "predicted": counted.predictions,
-        "not predicted": counted.fallbacks,
+        "recorded": counted.searched, "replayed": counted.replayed,
+        "predicted": counted.predictions, "not predicted": counted.fallbacks,
         "out of date": counted.stale,
-    }
+    }  # fmt: skip
     said = ", ".join(f"{number} {word}" for word, number in words.items() if number)
     return f"{said}; {seconds(counted.seconds_saved)} saved."
 

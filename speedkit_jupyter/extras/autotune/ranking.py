@@ -21,14 +21,10 @@ from speedkit_jupyter.torchglue import inductor as torch_private
 
 # The operation and the left matrix's position among the inputs, by a library kernel's name.
 LIBRARY = {
-    "mm": ("mm", 0),
-    "addmm": ("addmm", 1),
-    "bias_addmm": ("addmm", 1),
-    "bmm": ("bmm", 0),
-    "baddbmm": ("baddbmm", 1),
-    torch_private.MKL_KERNEL: ("linear", 0),
+    "mm": ("mm", 0), "addmm": ("addmm", 1), "bias_addmm": ("addmm", 1), "bmm": ("bmm", 0),
+    "baddbmm": ("baddbmm", 1), torch_private.MKL_KERNEL: ("linear", 0),
     torch_private.ONEDNN_KERNEL: ("linear", 0),
-}
+}  # fmt: skip
 # Inductor numbers generated kernels: `triton_mm_12`.
 COUNT = re.compile(r"_\d+$")
 # A kernel within 2 % of the fastest counts as right, because repeated timings differ by as much.

@@ -99,16 +99,13 @@ class BatchSizes(Shown):
     def rows(self) -> list[dict[str, Any]]:
         return [
             {
-                "batch": size.number,
-                "step_s": size.number / size.rate if size.rate else None,
-                "samples_per_s": size.rate or None,
-                "low": size.interval and size.interval[0],
-                "high": size.interval and size.interval[1],
-                "peak_bytes": size.peak_bytes,
+                "batch": size.number, "step_s": size.number / size.rate if size.rate else None,
+                "samples_per_s": size.rate or None, "low": size.interval and size.interval[0],
+                "high": size.interval and size.interval[1], "peak_bytes": size.peak_bytes,
                 "note": size.why_not,
             }
             for size in self.sizes
-        ]
+        ]  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         plain, proven = ("subject", "now", "largest", "command", "environment"), self.is_proven

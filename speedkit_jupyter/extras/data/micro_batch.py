@@ -227,7 +227,8 @@ class MicroBatch:
         (whole, _), (again, _), *parts = self._tried(batch, spans)
         if math.isnan(whole):
             return
-        self._is_checked = len({loss for loss, _ in parts}) > 1  # equal parts don't prove a mean
+        # Equal parts don't prove a mean.
+        self._is_checked = whole != again or len({loss for loss, _ in parts}) > 1
         if whole != again:
             messages.warn(
                 "micro_batch: two calls with the same samples give different losses, so the loss "
