@@ -29,7 +29,7 @@ from speedkit_jupyter.step.step import step_of
 sys.path.append(str(Path(__file__).parents[1]))
 from frameworks.conftest import Look
 
-BUDGET_S, BELOW, ABOVE = 60.0, 0.97, 1.15
+BUDGET_S, BELOW, ABOVE = 120.0, 0.97, 1.15
 
 
 def main() -> int:
