@@ -146,7 +146,7 @@ class BackgroundRun:
 def later_in_main_thread(call: Callable[[], object]) -> bool:
     """Return False in the main thread; else have the main thread run `call` once it is idle.
 
-    JupyterLab 4.5 and later send clicks to another thread, which runs beside the current cell.
+    JupyterLab 4.5 and later send clicks to another thread, which also runs during a cell.
     """
     loop = getattr(getattr(get_ipython(), "kernel", None), "io_loop", None)
     if loop is None or threading.current_thread() is threading.main_thread():
