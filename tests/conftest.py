@@ -210,7 +210,7 @@ def here(monkeypatch: pytest.MonkeyPatch, profile: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_flags() -> Iterator[None]:
-    """Put all switches back, then assert that the test left none changed and no plan applied."""
+    """Put all flags back, then assert that the test left none changed and no plan applied."""
     before = flags.snapshot()
     yield
     changes = flags.diff(before, flags.snapshot())
@@ -223,13 +223,13 @@ def clean_flags() -> Iterator[None]:
     flags.OVERRIDES._originals.clear()
     if changes:
         flags.restore(before)
-    assert not changes, f"the test left switches changed: {changes}"
+    assert not changes, f"the test left flags changed: {changes}"
     assert not layers, f"the test left {layers} overrides applied"
 
 
 @pytest.fixture
 def changing_flags(clean_flags: None) -> Iterator[None]:
-    """For tests that play a user who sets switches: puts all of them back."""
+    """For tests that play a user who sets flags: puts all of them back."""
     before = flags.snapshot()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that its old TF32 API is deprecated

@@ -57,7 +57,7 @@ def drained(seen):
 
 
 def surface(model, *optimizers):
-    """Return all of a model and its optimizers but values, and the process-wide switches."""
+    """Return all of a model and its optimizers but values, and the process-wide flags."""
     modules = [
         (id(part), type(part), sorted(vars(part)), part.training, getattr(part, "p", None),
          [(key, len(held)) for key, held in vars(part).items() if "_hooks" in key])

@@ -60,4 +60,4 @@ def named(name: str) -> Optimization:
 for switches in provided("SWITCHES"):
     for switch in switches:
         add(switch)
-flags.OWNERS[:] = [entry.switches for entry in CATALOG]
+flags.OWNERS[:] = [entry.process_flags for entry in CATALOG]

@@ -90,15 +90,15 @@ class Compile(Optimization):
                 return replace(request.leave(False, f"{offer}, `--compile true`"), declined=True)
         return request.on_request(why_not, offer, hint=_hint(options, facts), details=details)
 
-    def switches(self) -> Mapping[str, flags.Switch]:
+    def process_flags(self) -> Mapping[str, flags.Flag]:
         # With torch's default, compiled code ignores hooks that are added or removed later.
         config = sys.modules.get(torch_private.DYNAMO_CONFIG)
         if not config:
-            return compile_cache.switches()
+            return compile_cache.compiler_flags()
         hooks = {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)}
         functorch, backward = torch_private.eager_backward()
         hooks |= {f"functorch.{n}": flags.attribute(functorch, n, v) for n, v in backward.items()}
-        return hooks | compile_cache.switches()
+        return hooks | compile_cache.compiler_flags()
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         kept = compile_cache.values(now) if _is_inductor(decision) else {}
@@ -107,12 +107,12 @@ class Compile(Optimization):
         return {HOOKS: False, **backward, **kept}
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        torch_private.dynamo_config()  # loads Dynamo, which has the switch HOOKS
+        torch_private.dynamo_config()  # loads Dynamo, which has the flag HOOKS
         if _is_inductor(decision):
             compile_cache.prepare()
             first = next(target.model.parameters(), None)
             if first is None or first.device.type == "cpu":
-                torch_private.import_compiler()  # loads the switch for joint kernel builds
+                torch_private.import_compiler()  # loads the flag for joint kernel builds
         return super().switched(decision, target)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:

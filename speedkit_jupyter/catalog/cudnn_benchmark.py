@@ -44,7 +44,7 @@ class CudnnBenchmark(Optimization):
         reason = f"{facts.convolutions} convolutions; each new input shape would cost a search"
         return request.offer(False, True, reason)
 
-    def switches(self) -> Mapping[str, flags.Switch]:
+    def process_flags(self) -> Mapping[str, flags.Flag]:
         return {self.flag: flags.attribute(torch.backends.cudnn, "benchmark", True)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:

@@ -96,8 +96,8 @@ class Gemm(Optimization):
             return request.offer(now, gemm_rates.ONEDNN, _compared(rates))
         return request.leave(now, _compared(rates))
 
-    def switches(self) -> Mapping[str, flags.Switch]:
-        return {"gemm": flags.Switch(gemm_rates.in_use, gemm_rates.use, (gemm_rates.ONEDNN,))}
+    def process_flags(self) -> Mapping[str, flags.Flag]:
+        return {"gemm": flags.Flag(gemm_rates.in_use, gemm_rates.use, (gemm_rates.ONEDNN,))}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:

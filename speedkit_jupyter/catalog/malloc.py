@@ -16,7 +16,7 @@ from speedkit_jupyter.torchglue import heap
 
 HEAP = "malloc.keep"
 # A step that requests this much memory from the system spends tens of milliseconds on page faults.
-# For other steps, a search loses more time by toggling the switch than the switch can save.
+# For other steps, a search loses more time by toggling the flag than the flag can save.
 MUCH_BYTES = 4 * LARGE_BYTES
 FRESH = "each step gets about {} MiB from the system, which clears it page by page"
 
@@ -54,9 +54,9 @@ class Malloc(Optimization):
             if target.search:
                 heap.give_back()
 
-    def switches(self) -> Mapping[str, flags.Switch]:
-        switch = flags.Switch(heap.is_kept, heap.keep, (True,))
-        return {} if heap.library() is None else {HEAP: switch}
+    def process_flags(self) -> Mapping[str, flags.Flag]:
+        flag = flags.Flag(heap.is_kept, heap.keep, (True,))
+        return {} if heap.library() is None else {HEAP: flag}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         setup = (

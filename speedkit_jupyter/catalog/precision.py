@@ -112,9 +112,9 @@ class Precision(Optimization):
     def changes(self) -> dict[str, Any]:
         return {word: word for word in self.words if word != "auto"}
 
-    def switches(self) -> Mapping[str, flags.Switch]:
+    def process_flags(self) -> Mapping[str, flags.Flag]:
         cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
-        switches = {"autocast.cache_enabled": flags.Switch(*cached)}
+        found = {"autocast.cache_enabled": flags.Flag(*cached)}
         for kind in filter(
             torch.amp.is_autocast_available, ("cpu", *(one.name for one in devices.every()))
         ):
@@ -123,9 +123,9 @@ class Precision(Optimization):
                 ("enabled", torch.is_autocast_enabled, torch.set_autocast_enabled, (True,)),
                 ("dtype", torch.get_autocast_dtype, torch.set_autocast_dtype, others),
             ):
-                switch = flags.Switch(partial(read, kind), partial(write, kind), values)
-                switches[f"autocast.{kind}.{name}"] = switch
-        return switches
+                flag = flags.Flag(partial(read, kind), partial(write, kind), values)
+                found[f"autocast.{kind}.{name}"] = flag
+        return found
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
@@ -143,7 +143,7 @@ class Precision(Optimization):
         return _layers(target, getattr(torch, dtype)) if dtype else []
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        return {}  # the switches are observed, not written
+        return {}  # the flags are observed, not written
 
     def around_forward(
         self, decision: Decision, target: Target
@@ -228,7 +228,7 @@ class FastPath:
             torch.backends.mha.set_fastpath_enabled(self._before and not self._threads)
 
 
-# Module state, because the switch belongs to the process. Under CPU autocast it mixes dtypes.
+# Module state, because the flag belongs to the process. Under CPU autocast it mixes dtypes.
 FAST_PATH = FastPath()
 
 

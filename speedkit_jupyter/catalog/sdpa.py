@@ -59,8 +59,8 @@ class Sdpa(Optimization):
             return request.apply("efficient", reason, declined=True)
         return request.obey(asked, hint="inputs that it can't take go to the other kernels")
 
-    def switches(self) -> Mapping[str, flags.Switch]:
-        """Return the switches of the kernels and their order, and the compile cache's tag."""
+    def process_flags(self) -> Mapping[str, flags.Flag]:
+        """Return the flags of the kernels and their order, and the compile cache's tag."""
         from torch.backends import cuda
 
         words = {name: name for name in BACKENDS} | {"efficient": "mem_efficient"}
@@ -70,8 +70,8 @@ class Sdpa(Optimization):
         }
         order = torch_private.attention_order, torch_private.set_attention_order
         return {
-            **{f"sdp.{name}": flags.Switch(*one, (False,)) for name, one in both.items()},
-            "sdp.priority_order": flags.Switch(*order, ([0, 1, 2, 3, 4],)),
+            **{f"sdp.{name}": flags.Flag(*one, (False,)) for name, one in both.items()},
+            "sdp.priority_order": flags.Flag(*order, ([0, 1, 2, 3, 4],)),
             TAG: flags.attribute(torch.compiler.config, "cache_key_tag", "another"),
         }
 

@@ -52,9 +52,9 @@ class Threads(Optimization):
         threads = f"{now} thread{' fits' if now == 1 else 's fit'}"
         return request.leave(now, f"{threads} the {usable} usable core{'s' * (usable > 1)}")
 
-    def switches(self) -> Mapping[str, flags.Switch]:
+    def process_flags(self) -> Mapping[str, flags.Flag]:
         values = (1, 3, 5)
-        return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
+        return {"num_threads": flags.Flag(torch.get_num_threads, torch.set_num_threads, values)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         if facts.device_type != "cpu":  # with a GPU, the CPU only launches kernels

@@ -184,7 +184,7 @@ class Script:
         return [[*lines] for snippet in self.snippets if (lines := getattr(snippet, place))]
 
     def setup(self) -> list[Block]:
-        """Return the lines for process-wide switches, and more switches for a compiled model."""
+        """Return the lines for process-wide flags, and more flags for a compiled model."""
         compiling = self.blocks("compiling") if self.plan["compile"].active else []
         return [*self.blocks("setup"), *compiling]
 

@@ -23,7 +23,7 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
-from speedkit_jupyter.machines.flags import Switch, Values, attribute
+from speedkit_jupyter.machines.flags import Flag, Values, attribute
 from speedkit_jupyter.machines.hardware import Hardware, cxx_compiler, instruction_sets
 from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -36,11 +36,11 @@ NAME = "speedkit-compiled"
 COMPILED = "inductor"
 # Environment variable with torch's cache folder, which also contains Triton's kernels.
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-# torch's switch to skip its test that the C++ compiler supports the CPU's vector instructions.
+# torch's flag to skip its test that the C++ compiler supports the CPU's vector instructions.
 INSTRUCTIONS = "inductor.cpp.vec_isa_ok"
-# torch's switch to precompile its C++ headers before the first kernel.
+# torch's flag to precompile its C++ headers before the first kernel.
 HEADERS = "inductor.cpp_cache_precompile_headers"
-# SpeedKit's switch to build up to MOST C++ kernels of a graph in one run of the compiler.
+# SpeedKit's flag to build up to MOST C++ kernels of a graph in one run of the compiler.
 JOINED = "inductor.async_compile.AsyncCompile"
 
 
@@ -119,20 +119,20 @@ def prepare() -> Path | None:
 _warn_once = cache(messages.warn)
 
 
-# --- torch's switches ---
+# --- torch's flags ---
 
 
-def switches() -> dict[str, Switch]:
-    """Return the switches for the cache folder and, if Inductor is loaded, for C++ builds."""
-    table = {FOLDER: Switch(_chosen, _choose, (tempfile.gettempdir(),))}
+def compiler_flags() -> dict[str, Flag]:
+    """Return the flags for the cache folder and, if Inductor is loaded, for C++ builds."""
+    table = {FOLDER: Flag(_chosen, _choose, (tempfile.gettempdir(),))}
     if (config := sys.modules.get(torch_private.INDUCTOR_CONFIG)) is not None:
         table[INSTRUCTIONS] = attribute(config.cpp, INSTRUCTIONS.rpartition(".")[2], True)
         table[HEADERS] = attribute(config, HEADERS.rpartition(".")[2], False)
-    return table | _joining_switch()
+    return table | _joining_flag()
 
 
 def values(now: Values) -> dict[str, Any]:
-    """Return values for the switches; no folder if unusable, or if the user set another folder."""
+    """Return values for the flags; no folder if unusable, or if the user set another folder."""
     # Building all kernels of a graph in one run takes less time than precompiling the headers.
     wanted: dict[str, Any] = {}
     if JOINED in now and cxx_compiler():
@@ -270,8 +270,8 @@ def _joining(usual: Any) -> Any:
     return Joining
 
 
-def _joining_switch() -> dict[str, Switch]:
-    """Return the switch for joint builds: on Linux only, once torch's compiler is loaded."""
+def _joining_flag() -> dict[str, Flag]:
+    """Return the flag for joint builds: on Linux only, once torch's compiler is loaded."""
     module = torch_private.kernel_builder()
     if module is None or sys.platform != "linux":
         return {}
@@ -280,4 +280,4 @@ def _joining_switch() -> dict[str, Switch]:
     def write(on: bool) -> None:
         module.AsyncCompile = _joining(usual) if on else usual
 
-    return {JOINED: Switch(lambda: module.AsyncCompile is _joining(usual), write, (True,))}
+    return {JOINED: Flag(lambda: module.AsyncCompile is _joining(usual), write, (True,))}

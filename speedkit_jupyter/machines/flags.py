@@ -1,7 +1,7 @@
-"""Every process-wide PyTorch switch that SpeedKit reads or sets: snapshot, diff, restore, override.
+"""Every process-wide PyTorch flag that SpeedKit reads or sets: snapshot, diff, restore, override.
 
 Overrides of applied plans form one stack (`OVERRIDES`) and can be undone in any order: the last
-undo restores the original values. A switch that the user changed in between keeps the user's value.
+undo restores the original values. A flag that the user changed in between keeps the user's value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from speedkit_jupyter.torchglue.private import missing_name
 Values = Mapping[str, Any]
 
 
-class Switch(NamedTuple):
+class Flag(NamedTuple):
     """Functions that read and write a process-wide setting; `others` are values for tests."""
 
     read: Callable[[], Any]
@@ -28,12 +28,12 @@ class Switch(NamedTuple):
     others: tuple[Any, ...] = ()
 
 
-# Functions that return the switches of optimizations; the catalog adds them when it is loaded.
-OWNERS: list[Callable[[], Mapping[str, Switch]]] = []
+# Functions that return the flags of optimizations; the catalog adds them when it is loaded.
+OWNERS: list[Callable[[], Mapping[str, Flag]]] = []
 
 
 class Change(NamedTuple):
-    """The value of one switch before and after."""
+    """The value of one flag before and after."""
 
     name: str
     before: Any
@@ -41,13 +41,13 @@ class Change(NamedTuple):
 
 
 def snapshot() -> Values:
-    """Return the current value of every switch, by name. No switch is written."""
-    table = switches()
+    """Return the current value of every flag, by name. No flag is written."""
+    table = all_flags()
     return MappingProxyType(_read((*table, *fp32_precision.NAMES), table))
 
 
 def diff(before: Values, after: Values) -> tuple[Change, ...]:
-    """Return the changes of the switches in both snapshots, in the order of `before`."""
+    """Return the changes of the flags in both snapshots, in the order of `before`."""
     return tuple(
         Change(name, value, after[name])
         for name, value in before.items()
@@ -56,36 +56,36 @@ def diff(before: Values, after: Values) -> tuple[Change, ...]:
 
 
 def restore(values: Values) -> None:
-    """Write `values` to their switches; interrupts are delayed until all are written."""
+    """Write `values` to their flags; interrupts are delayed until all are written."""
     with interrupts.uninterrupted():
-        for name, switch in (switches() if values else {}).items():
-            if name in values and switch.read() != values[name]:
-                switch.write(values[name])
+        for name, flag in (all_flags() if values else {}).items():
+            if name in values and flag.read() != values[name]:
+                flag.write(values[name])
         if values.keys() & set(fp32_precision.NAMES):
             fp32_precision.restore(values)
 
 
 @dataclass(eq=False)
 class FlagOverride:
-    """One plan's override: the values set, by name, and the switches the user has changed since."""
+    """One plan's override: the values set, by name, and the flags the user has changed since."""
 
     values: dict[str, Any] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
 
 
 class OverrideStack:
-    """Overrides of switches, which can be undone in any order."""
+    """Overrides of flags, which can be undone in any order."""
 
     def __init__(self) -> None:
         self._layers: list[FlagOverride] = []
         self._originals: dict[str, Any] = {}
 
     def push(self, names: Iterable[str], change: Callable[[], object]) -> FlagOverride:
-        """Run `change`, which sets the switches in `names`; return the layer that `pop` undoes."""
+        """Run `change`, which sets the flags in `names`; return the layer that `pop` undoes."""
         layer, names = FlagOverride(), tuple(names)
         try:
             with interrupts.uninterrupted():
-                table = switches()
+                table = all_flags()
                 before = _read(names, table)
                 try:
                     change()
@@ -103,9 +103,9 @@ class OverrideStack:
         return layer
 
     def pop(self, layer: FlagOverride) -> tuple[str, ...]:
-        """Undo one layer; return the switches the user changed since, which keep their values."""
+        """Undo one layer; return the flags the user changed since, which keep their values."""
         with interrupts.uninterrupted():
-            current = _read(layer.values, switches())
+            current = _read(layer.values, all_flags())
             on_top = [name for name in layer.values if self._top(name) is layer]
             kept = tuple(name for name in on_top if current[name] != layer.values[name])
             self._layers.remove(layer)
@@ -135,27 +135,27 @@ class OverrideStack:
             self._originals.pop(name, None)
 
 
-# Module state, because the switches themselves belong to the whole process.
+# Module state, because the flags themselves belong to the whole process.
 OVERRIDES = OverrideStack()
 
 
-def _read(names: Iterable[str], table: Mapping[str, Switch]) -> dict[str, Any]:
+def _read(names: Iterable[str], table: Mapping[str, Flag]) -> dict[str, Any]:
     names = tuple(names)
     fp32 = fp32_precision.read() if set(names) & set(fp32_precision.NAMES) else {}
     return {name: fp32[name] if name in fp32 else table[name].read() for name in names}
 
 
-def attribute(owner: Any, name: str, *values: Any) -> Switch:
-    """Return a switch that is an attribute of one of torch's modules."""
-    return Switch(partial(getattr, owner, name), partial(setattr, owner, name), values)
+def attribute(owner: Any, name: str, *values: Any) -> Flag:
+    """Return a flag that is an attribute of one of torch's modules."""
+    return Flag(partial(getattr, owner, name), partial(setattr, owner, name), values)
 
 
-def switches() -> dict[str, Switch]:
-    """Return all switches of torch's loaded modules, except for `fp32_precision`'s."""
+def all_flags() -> dict[str, Flag]:
+    """Return all flags of torch's loaded modules, except for `fp32_precision`'s."""
     import torch
 
     table = {  # no optimization sets these, but decisions or results depend on them
-        "default_dtype": Switch(
+        "default_dtype": Flag(
             torch.get_default_dtype,
             torch.set_default_dtype,
             (torch.float64, torch.float16, torch.bfloat16),
@@ -172,8 +172,8 @@ def switches() -> dict[str, Switch]:
     return table
 
 
-def _sums_of_products() -> dict[str, Switch]:
-    """Return cuBLAS's reduced-precision switches; reductions are pairs if torch has split-K."""
+def _sums_of_products() -> dict[str, Flag]:
+    """Return cuBLAS's reduced-precision flags; reductions are pairs if torch has split-K."""
     import torch
 
     matmul = torch.backends.cuda.matmul
@@ -186,5 +186,5 @@ def _sums_of_products() -> dict[str, Switch]:
         read: Callable[[Any], Any] = attrgetter(*names)
         values = ((False, False), (False, True)) if is_pair else (False,)
         write = partial(setattr, matmul, name)
-        table[f"cuda.matmul.{name}"] = Switch(partial(read, matmul), write, values)
+        table[f"cuda.matmul.{name}"] = Flag(partial(read, matmul), write, values)
     return table

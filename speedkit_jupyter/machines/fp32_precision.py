@@ -1,4 +1,4 @@
-"""torch's float32 precision switches: their values in force, and how to restore them.
+"""torch's float32 precision flags: their values in force, and how to restore them.
 
 torch has an old API (`set_float32_matmul_precision`, `cudnn.allow_tf32`) and a new API
 (`fp32_precision` per backend and operation). Once both are used, readers of the old API may raise
@@ -36,7 +36,7 @@ NAMES = (MATMUL_PRECISION, CUDNN_TF32, MKLDNN_TF32, *NEW)
 
 
 def read() -> dict[str, Any]:
-    """Return the current value of every fp32 switch, by name. No switch is written.
+    """Return the current value of every fp32 flag, by name. No flag is written.
 
     Where torch refuses to read an old setting, its value is inferred; cuDNN's may be None.
     """
@@ -58,7 +58,7 @@ def restore(values: Mapping[str, Any]) -> None:
     import torch
 
     onednn = torch.backends.mkldnn
-    with interrupts.held_back():
+    with interrupts.interrupts_delayed():
         now = read()
         wanted = now | dict(values)
         # Writing an old setting also writes new settings, so changed old settings come first.

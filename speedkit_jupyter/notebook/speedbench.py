@@ -25,7 +25,7 @@ from speedkit_jupyter.step.variants import variant
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.lookup import canonical
 from speedkit_jupyter.support.units import count
-from speedkit_jupyter.torchglue.interrupts import interruptible
+from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 
 _loops = options.number(int, "must be 1 or more, or 0 to choose the number", 0)
 # The options of `%%timeit`, of a comparison and of a search.
@@ -60,7 +60,7 @@ BELONGS = {
 }
 
 
-@interruptible
+@interruptible_in_users_code
 def run(shell: Any, session: Session, line: str, source: str) -> Any:
     """Run `%%speedbench`; -o returns the result. Ctrl-C shows results so far, then propagates."""
     begun_s = clock.now()

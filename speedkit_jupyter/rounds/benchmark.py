@@ -35,7 +35,7 @@ from speedkit_jupyter.support.extras import provided
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue import interrupts
-from speedkit_jupyter.torchglue.interrupts import interruptible
+from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 
 
 class Benchmark:
@@ -227,7 +227,7 @@ def named_accuracy(function: Any, name: str = "") -> NamedAccuracy | None:
     return NamedAccuracy(name or (own if own.isidentifier() else "accuracy"), function)
 
 
-@interruptible
+@interruptible_in_users_code
 def benchmark(
     step: Callable[..., object],
     variants: str | Sequence[str] = ("baseline", "auto"),

@@ -16,7 +16,7 @@ from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Progress, Record
 from speedkit_jupyter.rounds.runner import Runner, Surrounding, release
 from speedkit_jupyter.rounds.sampler import Policy, too_short
-from speedkit_jupyter.state.guard import MeasurementGuard
+from speedkit_jupyter.state.measurement_guard import MeasurementGuard
 from speedkit_jupyter.step import memory, watching
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import Variant, config_of

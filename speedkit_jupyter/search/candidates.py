@@ -18,7 +18,7 @@ from speedkit_jupyter.step.variants import Variant, of_values, words
 
 # Optimizations that lower precision; a plan has at most one.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
-# The switch that is on in every race if it has an effect: toggling the switch is slow and noisy.
+# The flag that is on in every race if it has an effect: toggling the flag is slow and noisy.
 ALWAYS = "malloc"
 
 

@@ -36,7 +36,7 @@ from speedkit_jupyter.step.step import Step, step_of
 from speedkit_jupyter.support import arguments, database, units
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.torchglue import heap
-from speedkit_jupyter.torchglue.interrupts import interruptible
+from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 
 # The phases of a search, by number in its progress.
 FIRST_STEP, RACING, PROVING = range(1, 4)
@@ -219,7 +219,7 @@ class PlanSearch:
             tried.add(asked)
             if len(asked) == 1 and not (self._whole_s and asked[0].costly):
                 return asked[0]  # a single plan only needs a proof
-            # If all plans keep memory, the baseline does too, so that rounds don't toggle a switch.
+            # If all plans keep memory, the baseline does too, so that rounds don't toggle a flag.
             is_kept = all(candidates.ALWAYS in plan.values for plan in asked)
             policy = races.PlanRace(self.budget)
             with heap.kept() if is_kept else nullcontext():
@@ -308,7 +308,7 @@ class PlanSearch:
                 tuning.notes.append(f"the plan could not be stored: {error}")
 
 
-@interruptible
+@interruptible_in_users_code
 def tune(
     step: Callable[..., object],
     *,

@@ -38,7 +38,7 @@ Key = tuple[int, StateHandler]
 CONTENTS = (Dicts, Lists, Sets, Arrays, Buffers, Generators, Tensors)
 MOST_HELD = 1000
 OF_MODULES = frozenset(vars(torch.nn.Module())) | {COMPILED_CALL}
-# Settings that are attributes of modules, in addition to the switches of `machines.flags`.
+# Settings that are attributes of modules, in addition to the flags of `machines.flags`.
 ATTRIBUTES = {
     "torch.backends.cudnn": "enabled benchmark_limit",
     "torch.backends.mkldnn": "enabled deterministic",
@@ -69,7 +69,7 @@ class Snapshot:
         self._changing: set[Key] = set() if base is None else base._changing
         self._of_base: dict[Key, tuple[Any, Any]] = {} if base is None else base._memories
         self._restored = 0
-        self._settings = ProcessSettings(switches())
+        self._settings = ProcessSettings(computation_settings())
         self._random = ProcessSettings(generators())
         copies = CopyBudget(off_device, _owned(walk))
         self._memories: dict[Key, tuple[Any, Any]] = self._copied(copies)
@@ -231,9 +231,9 @@ class ProcessSettings:
                 yield setting.name, f"could not be put back ({in_a_line(error)})"
 
 
-def switches() -> Iterator[Setting]:
+def computation_settings() -> Iterator[Setting]:
     """Yield the settings that affect a step's computation; each `Snapshot.restore` resets them."""
-    yield Setting("torch's switches", _flags, flags.restore, lambda a, b: not flags.diff(b, a))
+    yield Setting("torch's flags", _flags, flags.restore, lambda a, b: not flags.diff(b, a))
     yield Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled)
     write_device = lambda one: torch.set_default_device(None if one.type == "cpu" else one)  # noqa: E731
     yield Setting("the default device", torch.get_default_device, write_device)
@@ -250,7 +250,7 @@ def switches() -> Iterator[Setting]:
 
 
 def _flags() -> dict[str, Any]:
-    # Steps don't set the heap's switch, and writing it is slow.
+    # Steps don't set the heap's flag, and writing it is slow.
     return {name: value for name, value in flags.snapshot().items() if name != HEAP}
 
 

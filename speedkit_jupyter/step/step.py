@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.catalog.facts.model import has_lazy_parameters
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.handlers.names import Names
+from speedkit_jupyter.state.measurement_guard import MeasurementGuard
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.step import reachable

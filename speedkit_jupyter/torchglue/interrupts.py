@@ -106,7 +106,7 @@ _GATES: list[Gate] = []
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def interrupts_delayed() -> Iterator[None]:
     """Delay signals in the block until the outermost block ends or the user's code runs."""
     block: AbstractContextManager[None] = nullcontext()
     if threading.current_thread() is threading.main_thread():  # only the main thread runs handlers
@@ -115,7 +115,7 @@ def held_back() -> Iterator[None]:
         yield
 
 
-def interruptible(function: Callable[P, R]) -> Callable[P, R]:
+def interruptible_in_users_code(function: Callable[P, R]) -> Callable[P, R]:
     """Return `function` wrapped: signals arrive only in the user's code, inside `in_a_window`.
 
     In SpeedKit's code, signals wait for the next window or for the end. SpeedKit's frames are
@@ -126,7 +126,7 @@ def interruptible(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         __tracebackhide__ = True
-        with nullcontext() if _GATES else held_back():
+        with nullcontext() if _GATES else interrupts_delayed():
             return function(*args, **kwargs)
 
     return call
@@ -160,7 +160,7 @@ _LATER: deque[Callable[[], object]] = deque()
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Delay signals, and other threads that enter such a block, until the end of the block."""
-    with held_back():
+    with interrupts_delayed():
         try:
             with _LOCK:
                 _DEPTH[0] += 1

@@ -96,7 +96,7 @@ def test_candidates_are_values_that_the_config_accepts(optimization):
 @pytest.mark.parametrize("ending", [None, ValueError, KeyboardInterrupt])
 @every
 def test_what_was_applied_is_taken_back_exactly(optimization, ending):
-    torch_private.import_compiler()  # its switches are part of the snapshot once it is loaded
+    torch_private.import_compiler()  # its flags are part of the snapshot once it is loaded
     name = optimization.name
     model, optimizers, value = here(optimization)
     if value is None:
@@ -135,7 +135,7 @@ def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(name, order)
 
 @every
 def test_what_is_expected_is_what_is_so_once_it_is_applied(optimization):
-    torch_private.import_compiler()  # its switches are part of the snapshot once it is loaded
+    torch_private.import_compiler()  # its flags are part of the snapshot once it is loaded
     if not is_here(optimization):
         pytest.skip(f"needs {optimization.library}")
     model, optimizers, able = here(optimization)

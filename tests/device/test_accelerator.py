@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import speedkit_jupyter as sk
 from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, benchmark
-from speedkit_jupyter.extras.auto import loss_watch
+from speedkit_jupyter.extras.auto import run_watch
 from speedkit_jupyter.extras.auto.auto import Auto
 from speedkit_jupyter.extras.autotune import ranking
 from speedkit_jupyter.extras.data import batch_sizes
@@ -243,16 +243,16 @@ def test_a_loader_pins_its_batches_for_the_device(training):
 
 
 def test_auto_reads_losses_after_the_device_has_computed_them(training, monkeypatch):
-    seen, noted = [], loss_watch.Signal.noted
+    seen, noted = [], run_watch.Signal.noted
 
     def note(signal, plan, value):
         seen.extend([value] * (signal._name == "loss"))
         return noted(signal, plan, value)
 
-    monkeypatch.setattr(loss_watch.Signal, "noted", note)
-    monkeypatch.setattr(loss_watch.Memory, "noted", lambda *_: "memory grew" * (len(seen) > 30))
-    monkeypatch.setattr(loss_watch, "EVERY", 1)
-    monkeypatch.setattr(loss_watch, "APART_S", 0.0)
+    monkeypatch.setattr(run_watch.Signal, "noted", note)
+    monkeypatch.setattr(run_watch.Memory, "noted", lambda *_: "memory grew" * (len(seen) > 30))
+    monkeypatch.setattr(run_watch, "EVERY", 1)
+    monkeypatch.setattr(run_watch, "APART_S", 0.0)
     auto = Auto(say=lambda line: None)
     auto.begin()
     try:
@@ -272,10 +272,10 @@ def test_a_device_without_counters_is_measured_without_them(training, monkeypatc
         monkeypatch.delattr(module, name)
     assert batch_sizes.free_bytes(where) is None
     assert memory.needed(training.step, where, training.model.parameters()).peak_bytes is None
-    assert loss_watch.used_bytes(where) == module.memory_allocated()
+    assert run_watch.used_bytes(where) == module.memory_allocated()
     monkeypatch.setattr(module, "current_allocated_memory", lambda: 7, raising=False)
     monkeypatch.delattr(module, "memory_allocated")
-    assert loss_watch.used_bytes(where) == 7
+    assert run_watch.used_bytes(where) == 7
 
 
 def test_samples_on_the_device_keep_their_loader_in_this_process(training):

@@ -34,7 +34,7 @@ def unset() -> Iterator[pytest.MonkeyPatch]:
 
 
 def in_force() -> str | None:
-    folder: str | None = compile_cache.switches()[compile_cache.FOLDER].read()
+    folder: str | None = compile_cache.compiler_flags()[compile_cache.FOLDER].read()
     return folder
 
 

@@ -14,9 +14,9 @@ from speedkit_jupyter.machines.flags import OverrideStack
 
 pytestmark = pytest.mark.usefixtures("changing_flags")
 
-# For each switch other values than torch's own, set in the way that a user would.
+# For each flag other values than torch's own, set in the way that a user would.
 OTHER_VALUES: dict[str, tuple[Callable[[Any], None], tuple[Any, ...]]] = {
-    **{name: (switch.write, switch.others) for name, switch in flags.switches().items()},
+    **{name: (flag.write, flag.others) for name, flag in flags.all_flags().items()},
     "float32_matmul_precision": (torch.set_float32_matmul_precision, ("high", "medium")),
     "cuda.matmul.fp32_precision": (
         lambda v: setattr(torch.backends.cuda.matmul, "fp32_precision", v),
@@ -50,11 +50,11 @@ def test_a_changed_switch_is_seen_and_put_back(name: str, two_threads: None) -> 
 
 def test_every_switch_has_other_values_and_an_owner_or_none() -> None:
     assert all(values for _, values in OTHER_VALUES.values())
-    owned = [name for one in CATALOG for name in one.switches()]
+    owned = [name for one in CATALOG for name in one.process_flags()]
     assert len(owned) == len(set(owned))
-    others = {name for name in flags.switches() if name.startswith("cuda.matmul.allow_")}
+    others = {name for name in flags.all_flags() if name.startswith("cuda.matmul.allow_")}
     assert len(others) == 3
-    assert set(flags.switches()) == {"default_dtype", "cudnn.deterministic", *others, *owned}
+    assert set(flags.all_flags()) == {"default_dtype", "cudnn.deterministic", *others, *owned}
 
 
 @examples(60)

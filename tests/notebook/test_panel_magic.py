@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from speedkit_jupyter import Panel
-from speedkit_jupyter.state import guard
+from speedkit_jupyter.state import measurement_guard
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -34,7 +34,7 @@ def test_a_speedbench_cell_while_the_panel_measures_is_refused_in_one_line(shell
 
     async def main() -> None:
         panel.buttons["Measure"].click()
-        while guard.in_progress() is None:  # on the made clock it ends soon
+        while measurement_guard.in_progress() is None:  # on the made clock it ends soon
             await asyncio.sleep(0)
         errors.append(shell.fails("%%speedbench\nmodel(x)"))
         panel.buttons["Stop"].click()

@@ -277,7 +277,7 @@ class Interrupt:
         return self
 
 
-@interrupts.interruptible
+@interrupts.interruptible_in_users_code
 def measure(model):
     with prepare(model, CONFIG).in_force():
         pass

@@ -13,7 +13,7 @@ from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.notebook.panel.background_run import BackgroundRun
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.state import guard
+from speedkit_jupyter.state import measurement_guard
 from speedkit_jupyter.step.step import Step, step_of
 from speedkit_jupyter.step.variants import variant
 
@@ -48,7 +48,7 @@ def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> BackgroundRun
 
     run = asyncio.run(main())
     assert turns, "no turn was given up"
-    assert guard.in_progress() is None
+    assert measurement_guard.in_progress() is None
     return run
 
 

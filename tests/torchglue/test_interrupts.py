@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from speedkit_jupyter.torchglue.interrupts import held_back, in_a_window, interruptible
+from speedkit_jupyter.torchglue import interrupts
 
 
 def send(times: int) -> None:
@@ -17,9 +17,9 @@ def send(times: int) -> None:
 
 def test_an_interrupt_arrives_after_the_block_and_the_handler_is_there_again():
     reached = []
-    with pytest.raises(KeyboardInterrupt), held_back():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), interrupts.interrupts_delayed():  # noqa: PT012
         send(2)
-        with held_back():
+        with interrupts.interrupts_delayed():
             send(1)
         reached.append("between")
     assert reached == ["between"]
@@ -30,12 +30,12 @@ def test_an_interrupt_arrives_after_the_block_and_the_handler_is_there_again():
 def test_outside_of_the_users_code_it_waits_for_it_and_arrives_once(burst):
     reached = []
 
-    @interruptible
+    @interrupts.interruptible_in_users_code
     def work() -> None:
         send(burst)
         reached.append("ours")
         try:
-            in_a_window(lambda: reached.append("theirs"))
+            interrupts.in_a_window(lambda: reached.append("theirs"))
         finally:
             send(burst)
             reached.append("undone")
@@ -55,10 +55,10 @@ def test_what_the_users_code_swallows_is_heard_again_in_the_next_window():
         except KeyboardInterrupt:
             heard.append(number)
 
-    @interruptible
+    @interrupts.interruptible_in_users_code
     def work() -> None:
         for number in range(3):
-            in_a_window(lambda number=number: swallowing(number))
+            interrupts.in_a_window(lambda number=number: swallowing(number))
 
     work()
     assert heard == [0, 1, 2]

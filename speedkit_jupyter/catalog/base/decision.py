@@ -126,8 +126,8 @@ class Snippet:
 
     comment: str = ""  # a comment instead of the decision's reason
     imports: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()  # process-wide switches and functions, at the top
-    compiling: tuple[str, ...] = ()  # further switches if the model is compiled
+    setup: tuple[str, ...] = ()  # process-wide flags and functions, at the top
+    compiling: tuple[str, ...] = ()  # further flags if the model is compiled
     model: tuple[str, ...] = ()  # lines for the model, before the optimizer is created
     replaces_parameters: bool = False  # True if the lines in `model` replace parameters
     batch: str = ""  # a method call for each tensor of a batch

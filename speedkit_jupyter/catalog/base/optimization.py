@@ -100,7 +100,7 @@ class Optimization(ABC):
     bare: ClassVar[str] = ""  # value of the bare name in `--compare`, if not `true`
     none: ClassVar[Any] = False  # the value that changes nothing
     refusal: ClassVar[str] = ""  # describes the model in errors that refuse new optimizers
-    flag: ClassVar[str] = ""  # the process-wide switch that holds the field's value, if any
+    flag: ClassVar[str] = ""  # the process-wide flag that holds the field's value, if any
     line: ClassVar[str] = ""  # the equivalent line of torch code, with `{value}`
 
     def __init_subclass__(cls) -> None:
@@ -153,7 +153,7 @@ class Optimization(ABC):
         return facts
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        """Return the values to write to the switches, by name; `now` has the current values."""
+        """Return the values to write to the flags, by name; `now` has the current values."""
         return {self.flag: decision.value} if self.flag else {}
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
@@ -184,13 +184,13 @@ class Optimization(ABC):
             yield
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Return a context manager that sets the optimization's process-wide switches."""
-        switches = self.switches()
-        values = self.values(decision, {name: one.read() for name, one in switches.items()})
+        """Return a context manager that sets the optimization's process-wide flags."""
+        own = self.process_flags()
+        values = self.values(decision, {name: one.read() for name, one in own.items()})
 
         def change() -> None:
             for name, value in values.items():
-                switches[name].write(value)
+                own[name].write(value)
 
         return overridden(target, tuple(values), change) if values else nullcontext()
 
@@ -208,8 +208,8 @@ class Optimization(ABC):
         """Return a context manager for backward passes without gradient exchange between ranks."""
         return nullcontext()
 
-    def switches(self) -> Mapping[str, flags.Switch]:
-        """Return the optimization's process-wide switches by name."""
+    def process_flags(self) -> Mapping[str, flags.Flag]:
+        """Return the optimization's process-wide flags by name."""
         return {}
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
@@ -255,7 +255,7 @@ def call(function: str, *sources: str, **values: object) -> str:
 def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Facts) -> Decision:
     """Return `decide`'s decision; inactive if torch lacks a name or a model change is unasked."""
     try:
-        entry.switches()
+        entry.process_flags()
         decision = entry.decide(request, hardware, facts)
     except (AttributeError, ImportError) as error:
         if not (missing := missing_name(error)):

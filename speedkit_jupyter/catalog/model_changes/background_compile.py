@@ -62,7 +62,7 @@ class SubprocessCompiler:
 
     def begin(self) -> None:
         """Start the child process unless the cache has the graphs; set `why_not` on failure."""
-        settings = {name: switch.read() for name, switch in compile_cache.switches().items()}
+        settings = {name: flag.read() for name, flag in compile_cache.compiler_flags().items()}
         self._mark = self._mark_in(settings[compile_cache.FOLDER])
         self._is_kept = self._mark.is_file() and not self.why_not
         if self._is_kept:
@@ -138,9 +138,9 @@ def compile_all() -> None:
     data = io.BytesIO(sys.stdin.buffer.read())
     graphs, options, threads, settings = torch.load(data, weights_only=False)
     torch.set_num_threads(threads)
-    torch_private.import_compiler()  # defines the switches
-    for name, switch in compile_cache.switches().items():
-        switch.write(settings[name])
+    torch_private.import_compiler()  # defines the flags
+    for name, flag in compile_cache.compiler_flags().items():
+        flag.write(settings[name])
     config, backward = torch_private.eager_backward()
     for name, value in backward.items():
         setattr(config, name, value)

@@ -26,7 +26,7 @@ from speedkit_jupyter.step.variants import BASELINE, Variant
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_line
 from speedkit_jupyter.support.lookup import is_a
-from speedkit_jupyter.torchglue.interrupts import interruptible
+from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 
 # Share of the budget for one comparison of model calls by a rule, after the profile.
 TRIALS = 0.1
@@ -132,7 +132,7 @@ class Advised:
         return Benchmark(step, [Variant(BASELINE), tried], budget_s, command=command)
 
 
-@interruptible
+@interruptible_in_users_code
 def advise(
     step: Callable[..., object],
     *,

@@ -24,7 +24,7 @@ from speedkit_jupyter.step.reachable import holding
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
-from speedkit_jupyter.torchglue.interrupts import held_back, uninterrupted
+from speedkit_jupyter.torchglue.interrupts import interrupts_delayed, uninterrupted
 
 # Default limit on the cost of races, as a share of the run.
 OVERHEAD = 0.02
@@ -134,7 +134,7 @@ class Auto:
 
     def end(self) -> None:
         """Remove the hooks; restore every flag and object, and keep the trained parameters."""
-        with held_back(), self._stack:
+        with interrupts_delayed(), self._stack:
             self._discovery.end()
             for loop in self.loops:
                 loop.end()
@@ -158,7 +158,7 @@ class Auto:
         if why := self._discovery.obstacle():
             self._refuse([], why)
         self.is_paused = True
-        with held_back():
+        with interrupts_delayed():
             self._discovery.end()
             for loop in self.loops:
                 loop.pause()

@@ -179,7 +179,7 @@ class Examiner:
 
         Raises ValueError if a step can't be repeated. Signals wait for a repeated call or the end.
         """
-        with interrupts.held_back():
+        with interrupts.interrupts_delayed():
             begun_s, self.is_repeating = clock.now(), True
             recorded = self._calls, self._gradients
             self.end()

@@ -14,8 +14,8 @@ from speedkit_jupyter.catalog.model_changes.calls import CALLS, HOOKS
 from speedkit_jupyter.extras.auto import call_examination
 from speedkit_jupyter.extras.auto.compiling import BackgroundCompile
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
-from speedkit_jupyter.extras.auto.loss_watch import RECENT_STEPS, Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
+from speedkit_jupyter.extras.auto.run_watch import RECENT_STEPS, RunWatch
 from speedkit_jupyter.extras.auto.steps import Beat, Kinds, Remaining, TimedStep, Totals
 from speedkit_jupyter.extras.auto.tracebacks import hide_when_interrupted
 from speedkit_jupyter.rounds import clock
@@ -50,7 +50,7 @@ class RacedLoop:
         self._exact_evaluation = exact_evaluation
         self.plans = LoopPlans(models, optimizers, keep)
         self._examiner = call_examination.Examiner(self.plans)
-        self._watch, self._kinds, self.totals = Watch(), Kinds(), Totals()
+        self._watch, self._kinds, self.totals = RunWatch(), Kinds(), Totals()
         self.log: deque[tuple[float, str, float]] = deque(maxlen=5000)
         self._stepped, self._calls, self._hooks, self._begun_s = 0, 0, -1, 0.0
         self._is_only_counted, self._watched_s = False, -math.inf

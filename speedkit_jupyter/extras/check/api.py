@@ -16,7 +16,7 @@ from speedkit_jupyter.extras.check.inputs import InputSource
 from speedkit_jupyter.extras.check.result import Check, SizeCheck
 from speedkit_jupyter.extras.check.rewrite_judge import RewriteJudge
 from speedkit_jupyter.rounds.comparison import environment
-from speedkit_jupyter.state import guard
+from speedkit_jupyter.state import measurement_guard
 from speedkit_jupyter.state.snapshot import generators_kept
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import arguments
@@ -73,7 +73,7 @@ def check(
     seconds = arguments.seconds("budget_s", budget_s) or CHECK_BUDGET_S
     arguments.flag("gradients", gradients)
     with ExitStack() as stack:
-        if guard.in_progress() is None:  # inside a measurement, its guard restores everything
+        if measurement_guard.in_progress() is None:  # else the measurement's guard restores it
             every = Step(lambda context: None, (), others=[candidate, reference, inputs])
             stack.enter_context(every.guarded())
         stack.enter_context(generators_kept())

@@ -1,4 +1,4 @@
-"""Run and time calls of a function, and detect the torch functions and switches that it changes."""
+"""Run and time calls of a function, and detect the torch functions and flags that it changes."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Side:
 
 
 class PatchWatch:
-    """Watch torch's functions, clocks and switches; `changes` undoes and returns their changes."""
+    """Watch torch's functions, clocks and flags; `changes` undoes and returns their changes."""
 
     def __init__(self) -> None:
         self._before = [(owner, _functions(owner)) for owner in WATCHED]
@@ -183,7 +183,7 @@ class PatchWatch:
                     faults.append(f"it replaces {owner.__name__}.{name}")
                     setattr(owner, name, before[name]) if name in before else delattr(owner, name)
         switched = flags.diff(self._switches, flags.snapshot())
-        faults += [f"it changes the switch {one.name} to {one.after}" for one in switched]
+        faults += [f"it changes the flag {one.name} to {one.after}" for one in switched]
         if switched:
             flags.restore(self._switches)
         if torch.is_grad_enabled() != self._grad:

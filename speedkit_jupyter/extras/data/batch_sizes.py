@@ -31,7 +31,7 @@ from speedkit_jupyter.step import memory
 from speedkit_jupyter.step.step import EMPTY, Step, arguments_of, refuse_unfit_call, step_of
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.torchglue.interrupts import interruptible
+from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 from speedkit_jupyter.torchglue.private import tree_leaves
 
 # Default sizes: 8, doubled up to 4096.
@@ -49,7 +49,7 @@ OUT_OF_MEMORY = re.compile(
 TOO_LONG = "was not tried: it takes too long for the budget (--budget)"
 
 
-@interruptible
+@interruptible_in_users_code
 def batch_sizes(
     step: Callable[..., object],
     batch: Any = None,

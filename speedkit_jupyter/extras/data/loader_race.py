@@ -25,7 +25,7 @@ from speedkit_jupyter.rounds.statistics import ERROR, Ratio, bonferroni_share, p
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.step.step import EMPTY, Step
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.torchglue.interrupts import held_back
+from speedkit_jupyter.torchglue.interrupts import interrupts_delayed
 from speedkit_jupyter.torchglue.modules import end_workers
 
 # (rounds, factor): after these rounds, a way is dropped if its median time exceeds `factor` times
@@ -192,7 +192,7 @@ class BatchWindow:
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         begun_s = clock.now()
-        with held_back():  # workers must not be interrupted while they start
+        with interrupts_delayed():  # workers must not be interrupted while they start
             # A subclass's `__iter__` already runs in the user's loop.
             iterator = DataLoader.__iter__(loader)
         taken_s, given, batch = clock.now() - begun_s, 0, None
@@ -208,7 +208,7 @@ class BatchWindow:
         finally:
             self.was_left |= batch is not END
             if not loader.persistent_workers:
-                with held_back():
+                with interrupts_delayed():
                     end_workers(iterator)
 
     def _next(self, iterator: Iterator[Any]) -> Any:

@@ -24,7 +24,7 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.units import between, ratio, seconds, share
-from speedkit_jupyter.torchglue.interrupts import interruptible
+from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 
 # Default budget in seconds for loaders and batch sizes; each start of workers takes time.
 LOADING_BUDGET_S = 20.0
@@ -150,7 +150,7 @@ class LoaderTuner:
         self._result = outcome(race.proven())
 
 
-@interruptible
+@interruptible_in_users_code
 def tune_loader(
     loader: DataLoader[Any],
     step: Callable[..., object] | None = None,

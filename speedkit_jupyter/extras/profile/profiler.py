@@ -21,14 +21,14 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, Budget
 from speedkit_jupyter.rounds.comparison import Progress, drained, environment
 from speedkit_jupyter.rounds.timing import device_of
-from speedkit_jupyter.state.guard import MeasurementGuard
+from speedkit_jupyter.state.measurement_guard import MeasurementGuard
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.step import Step, step_of
 from speedkit_jupyter.step.watching import ended
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
-from speedkit_jupyter.torchglue.interrupts import interruptible
+from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 
 # This many profiled calls are enough for stable shares of parts. ENOUGH_S seconds, half of them in
 # plain calls, are enough for about a thousand samples of lines.
@@ -233,7 +233,7 @@ class Profiler:
                     synchronize(self._device)
 
 
-@interruptible
+@interruptible_in_users_code
 def profile(
     step: Callable[..., object],
     *,

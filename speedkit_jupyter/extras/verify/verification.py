@@ -33,7 +33,7 @@ from speedkit_jupyter.step.watching import StepFacts, Watcher, optimizers_made, 
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.torchglue.confinement import patched
-from speedkit_jupyter.torchglue.interrupts import interruptible
+from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 from speedkit_jupyter.torchglue.storage import is_in_memory
 
 # Default number of calls in each run: enough for a wrong learning rate or weight decay to show.
@@ -317,7 +317,7 @@ def jitter(models: Sequence[Any]) -> None:
                 values.copy_(wide + wide * noise)
 
 
-@interruptible
+@interruptible_in_users_code
 def verify(
     step: Callable[..., object],
     plan: str | SpeedConfig = CURRENT,

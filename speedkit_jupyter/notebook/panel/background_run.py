@@ -16,9 +16,9 @@ from IPython import get_ipython
 
 from speedkit_jupyter.notebook.progress import never_falling
 from speedkit_jupyter.rounds.comparison import Progress
-from speedkit_jupyter.state import guard
+from speedkit_jupyter.state import measurement_guard
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.torchglue.interrupts import held_back
+from speedkit_jupyter.torchglue.interrupts import interrupts_delayed
 
 END = object()
 
@@ -85,7 +85,7 @@ class BackgroundRun:
         is_main = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
         try:
-            with held_back():
+            with interrupts_delayed():
                 self._is_in_block = is_main
                 try:
                     return next(self._blocks, END) is not END
@@ -102,7 +102,7 @@ class BackgroundRun:
     async def _give_up_turn(self) -> float:
         """Call `told`, run other tasks; return handover seconds. A change of state ends the run."""
         start, given_s = time.perf_counter(), 0.0
-        here = guard.in_progress()
+        here = measurement_guard.in_progress()
         try:
             with nullcontext() if here is None else here.paused():
                 begin = time.perf_counter()
@@ -110,7 +110,7 @@ class BackgroundRun:
                 for _ in range(10):  # a button's message passes several callbacks before it arrives
                     await asyncio.sleep(0)
                 given_s = time.perf_counter() - begin
-        except guard.ChangedMeanwhile as error:
+        except measurement_guard.ChangedMeanwhile as error:
             with suppress(StopIteration):  # `_measure` has recorded the error and ended
                 self._blocks.throw(error)
         return time.perf_counter() - start - given_s

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.extras.auto import loss_watch
-from speedkit_jupyter.extras.auto.loss_watch import Memory, Signal, Watch, gradient_norm
+from speedkit_jupyter.extras.auto import run_watch
 from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.extras.auto.run_watch import Memory, RunWatch, Signal, gradient_norm
 from speedkit_jupyter.plans.applying import applied_to
 
 MIB = 2**20
@@ -45,8 +45,8 @@ def test_a_value_that_is_no_number_counts_at_once_unless_fp16_skips_the_step():
 
 def test_memory_that_grows_at_every_reading_of_a_plan_is_a_leak():
     memory = Memory()
-    found = [memory.noted("plan", number * MIB) for number in range(loss_watch.GROWTHS + 1)]
-    assert [bool(why) for why in found] == [False] * loss_watch.GROWTHS + [True]
+    found = [memory.noted("plan", number * MIB) for number in range(run_watch.GROWTHS + 1)]
+    assert [bool(why) for why in found] == [False] * run_watch.GROWTHS + [True]
     assert "20 MiB" in found[-1]
 
 
@@ -66,7 +66,7 @@ def test_memory_that_a_plan_takes_once_is_no_leak():
 
 
 def test_values_are_read_every_few_steps_and_not_at_once():
-    watch = Watch()
+    watch = RunWatch()
     net = nn.Linear(2, 1)
     net(torch.ones(2)).backward()
     given = [torch.optim.SGD(net.parameters())], torch.device("cpu")
@@ -90,7 +90,7 @@ def test_a_plan_that_leaks_is_dropped_and_said(loop, running, monkeypatch):
         used[0] += MIB * torch.is_autocast_enabled("cpu") or MIB * (applied_to(net) is not None)
         return used[0]
 
-    monkeypatch.setattr(loss_watch, "used_bytes", reading)
+    monkeypatch.setattr(run_watch, "used_bytes", reading)
     train(1200)
     assert applied_to(net) is None
     assert "memory grew" in running.lines[-1]
@@ -101,8 +101,8 @@ def test_a_plan_whose_gradients_explode_is_dropped_and_said(loop, running, monke
     _, _, train = loop
     train(250)
     assert "bf16" in running.latest.race.leader
-    norm = loss_watch.gradient_norm
-    monkeypatch.setattr(loss_watch, "gradient_norm", lambda given: norm(given) * 1000)
+    norm = run_watch.gradient_norm
+    monkeypatch.setattr(run_watch, "gradient_norm", lambda given: norm(given) * 1000)
     train(60)
     assert "gradient norm" in running.lines[-1]
 
@@ -164,7 +164,7 @@ def test_a_plan_that_does_harm_later_is_dropped_for_good(loop, running, harm, re
 
 @pytest.mark.parametrize("bad", [1000.0, float("nan")])
 def test_a_stored_plan_is_compared_with_its_own_first_steps_where_plain_steps_are_few(bad):
-    watch, loss = Watch(), torch.tensor(1.0)
+    watch, loss = RunWatch(), torch.tensor(1.0)
     assert not any(watch.values("bf16", loss, None) for _ in range(30))
     found = [watch.values("bf16", loss * bad, None) for _ in range(3)]
     assert "where its first steps had at most 1" in found[-1]

@@ -256,7 +256,7 @@ def test_a_parameter_that_is_written_to_is_a_fault():
         lambda: setattr(time, "perf_counter", lambda: 0.0),
         lambda: torch.set_num_threads(torch.get_num_threads() + 1),
     ],
-    ids=["method", "clone", "math", "clock", "switch"],
+    ids=["method", "clone", "math", "clock", "flag"],
 )
 @pytest.mark.parametrize("raises", [False, True])
 def test_what_the_candidate_replaces_is_named_and_put_back(act, raises):
@@ -274,7 +274,7 @@ def test_what_the_candidate_replaces_is_named_and_put_back(act, raises):
     faults = judged(candidate, softmax).faults
     assert state() == before
     assert faults
-    assert raises or " replaces " in faults[0] or " the switch " in faults[0]
+    assert raises or " replaces " in faults[0] or " the flag " in faults[0]
 
 
 def test_a_wrapper_has_the_weights_of_its_module():

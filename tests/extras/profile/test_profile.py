@@ -20,7 +20,7 @@ from speedkit_jupyter.extras.profile.instruments import installed
 from speedkit_jupyter.extras.profile.profile import PARTS
 from speedkit_jupyter.extras.profile.profiler import TURNS, Profiler
 from speedkit_jupyter.step.step import step_of
-from speedkit_jupyter.torchglue.interrupts import interruptible
+from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 
 
 class Slow(nn.Module):
@@ -346,7 +346,7 @@ def test_what_is_known_until_ctrl_c_is_kept():
     step = step_of(lambda: net(torch.ones(3, 4)).sum().backward(), net)
     run_of = Profiler(step, 60, "")
 
-    @interruptible
+    @interruptible_in_users_code
     def run() -> None:
         for _ in run_of.run():
             if run_of.result().splits:

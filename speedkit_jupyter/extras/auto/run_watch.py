@@ -93,7 +93,7 @@ class Memory:
         return f"memory grew by {units.size(sum(self._own))} in {GROWTHS} readings in a row"
 
 
-class Watch:
+class RunWatch:
     """The values of a loop that tell whether a plan harms it."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from training import training_step
 
 from speedkit_jupyter import StateWarning, benchmark, tune_loader
 from speedkit_jupyter.catalog.model_changes.tensors import has_views
-from speedkit_jupyter.state import guard
+from speedkit_jupyter.state import measurement_guard
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.support.exceptions import StepError
 
@@ -34,7 +34,7 @@ def test_what_another_thread_trains_is_refused(monkeypatch: pytest.MonkeyPatch) 
         while model.weight._version < end and not ends.is_set():
             time.sleep(0.001)
 
-    monkeypatch.setattr(guard, "sleep", look)
+    monkeypatch.setattr(measurement_guard, "sleep", look)
     thread = threading.Thread(target=train)
     thread.start()
     try:

@@ -86,7 +86,7 @@ class MeasurementGuard:
         self.rewind = self._iterators.rewind
         try:
             _IN_PROGRESS.append(self)
-            with interrupts.held_back():
+            with interrupts.interrupts_delayed():
                 self._iterators.take()
                 self.state = Snapshot(walk, self._off_device)
                 self._surroundings = ProcessSettings(surroundings())
@@ -112,7 +112,7 @@ class MeasurementGuard:
 
     def _go_home(self, for_good: bool = True) -> None:
         """Put the user's state and iterators in place, and stop dropping output."""
-        with interrupts.held_back():
+        with interrupts.interrupts_delayed():
             self._output.release(for_good)
             try:
                 self.state.restore()
@@ -128,14 +128,14 @@ class MeasurementGuard:
         """
         start = time.perf_counter()
         plans = self._plans()
-        with interrupts.held_back():
+        with interrupts.interrupts_delayed():
             self._go_home(for_good=False)
             for plan in plans:
                 show(plan)
             self._at_home = True
         shown = [(plan, plan.active) for plan in plans]
         yield
-        with interrupts.held_back():
+        with interrupts.interrupts_delayed():
             if [(plan, plan.active) for plan in self._plans()] != shown:
                 raise ChangedMeanwhile("a plan was applied or restored")
             for plan in plans:
