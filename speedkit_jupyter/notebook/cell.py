@@ -79,10 +79,10 @@ class Cell:
     def quiet(self) -> Iterator[None]:
         """Drop the output of steps in the block, except for the cell's first step."""
         with ExitStack() as self._block:
+            self._block.callback(setattr, self, "_block", None)
             if self._has_run:
                 self._silence(self._block)
             yield
-        self._block = None
 
     def _silence(self, block: ExitStack) -> None:
         """Drop output until the block ends."""

@@ -228,8 +228,9 @@ def proven_config(models: Sequence[Any], optimizers: Sequence[Any]) -> SpeedConf
 
     Shows a note if the store can't be read. Raises ConfigError for an invalid SPEEDKIT_HARDWARE.
     """
-    if (found := MEMORY.of(models[0])) and found.where and found.is_of(models):
-        return found.config  # proven in this process only: maybe not stored
+    found = MEMORY.of(models[0])
+    if found and found.helped and found.is_of(models) and not (found.is_stored or found.learned):
+        return found.config
     try:
         learned = learning.newest(models, optimizers, Hardware.current())
         return None if learned is None else learning.config_of(learned)

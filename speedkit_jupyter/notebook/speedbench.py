@@ -103,7 +103,7 @@ def _check_options(arguments: Any, mode: str, also: Sequence[str]) -> None:
     """Raise UsageError for an option that neither belongs to `mode` nor is in `also`."""
     for name, of in BELONGS.items():
         value = getattr(arguments, name)
-        if value is None or value is False or mode in of or name in also:
+        if value is None or value is False or mode in of.split() or name in also:
             continue
         option = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
         belongs = f": it belongs to {of}" if of != option else ""

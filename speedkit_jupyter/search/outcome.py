@@ -54,6 +54,7 @@ class Tuning(Shown):
     likely: str = ""
     unclear: str = ""
     learned: Kept | None = None
+    is_stored: bool = False
     notes: list[str] = field(default_factory=list)
     busy: str = ""
     most: float = 0.0

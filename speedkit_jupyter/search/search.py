@@ -304,6 +304,7 @@ class PlanSearch:
             kept = planning.together(plans), winner.values, winner.name, tuning.ratio
             try:
                 learning.store(seen.setting, seen.task, *kept)
+                tuning.is_stored = True
             except SpeedKitError as error:
                 tuning.notes.append(f"the plan could not be stored: {error}")
 

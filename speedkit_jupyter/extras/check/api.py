@@ -104,7 +104,7 @@ def _not_compared(found: Iterable[SizeCheck], gradients: bool) -> Iterator[str]:
 
 def _callable(label: str, value: Any) -> Any:
     found = _loaded(value)
-    if not callable(found):
+    if not callable(found) or isinstance(found, type):
         raise ArgumentError(f"{label} must be a function or a module, not {arguments.shown(found)}")
     return found
 
