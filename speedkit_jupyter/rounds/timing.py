@@ -61,7 +61,7 @@ class Timing(Shown):
     best = property(lambda self: min(self.timings), doc="Return the fastest run, per loop.")
     worst = property(lambda self: max(self.timings), doc="Return the slowest run, per loop.")
     average = property(lambda self: fmean(self.timings), doc="Return the mean, per loop.")
-    stdev = property(lambda self: pstdev(self.timings), doc="Return the standard deviation of the timed runs.")
+    stdev = property(lambda self: pstdev(self.timings), doc="Return the standard deviation.")
     median_s = property(lambda self: median(self.timings), doc="Return the median, per loop.")
 
     @property
