@@ -14,7 +14,7 @@ USAGE = "usage: python -m speedkit_jupyter run [-m MODULE | SCRIPT.py] [ARGUMENT
 
 
 def main() -> int:
-    """Run the command line's script; return 2 after a usage error, 1 after an exception."""
+    """Run the script or module in sys.argv; return 1 after an error, 2 for wrong usage, else 0."""
     is_module = sys.argv[2:3] == ["-m"]
     if sys.argv[1:2] != ["run"] or len(sys.argv) < 3 + is_module:
         print(USAGE, file=sys.stderr)
@@ -34,9 +34,9 @@ def main() -> int:
 @tracebacks.hide_internal_frames
 @tracebacks.user_code_boundary
 def run(words: Sequence[str]) -> None:
-    """Run a script as `python script.py …` would, with `auto` on.
+    """Run a script or a module as `python` would, with `auto` on.
 
-    `words` are the path of the script, or `-m` and a module, and the script's own arguments.
+    `words` are the path of the script, or `-m` and a module, then the program's arguments.
     """
     is_module = words[0] == "-m"
     before, path, sys.argv = sys.argv, [*sys.path], [*words[is_module:]]

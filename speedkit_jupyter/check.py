@@ -27,7 +27,7 @@ def main() -> int:
     inputs = given.inputs or f"{given.reference.rpartition(':')[0]}:inputs"
     options = {"sizes": given.sizes, "gradients": not given.no_gradients, "budget_s": given.budget}
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # prints of the loaded files go to stderr
+    os.dup2(2, 1)  # output of the loaded files goes to stderr
     try:
         found = check(given.candidate, given.reference, inputs, **options)
     except Exception as error:  # including errors in the user's files

@@ -148,13 +148,13 @@ def _contiguous(result: torch.Tensor) -> torch.Tensor:
 
 
 def note_views(target: Target) -> None:
-    """Note which weights have views; the first result stays, so that a plan returns unchanged."""
+    """Note which weights have views; notes stay, so a plan converts the same weights each time."""
     for module in filter(is_convolution, target.model.modules()):
         target.memo.followed.setdefault(module, has_views(weight_of(module)))
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
-    """Return one convolution for each weight in unshared memory; note views in `memo.followed`."""
+    """Return one convolution per weight in unshared memory; outside of benchmarks, note views."""
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))

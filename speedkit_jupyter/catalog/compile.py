@@ -23,13 +23,13 @@ from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
 INDUCTOR, SAME_RANDOM = "inductor", "same_random"
-# On a CPU, blocks are compiled instead of the whole model if blocks hold more than the share MOSTLY
-# of all parameters, with at least ALIKE blocks per kind and LARGE_BLOCK parameters per block on
-# average. As blocks, six transformer layers compile in half the time. Reading such a block takes
-# 0.16 ms at 10 GB/s, and each call of compiled code 16 µs; operations are not fused across blocks.
+# On a CPU, blocks are compiled instead of the whole model if they hold more than MOSTLY of its
+# parameters, with at least ALIKE blocks per kind and LARGE_BLOCK parameters per block on average.
+# As blocks, six transformer layers compile in half the time. Reading LARGE_BLOCK parameters takes
+# 0.16 ms at 10 GB/s; each call of compiled code adds 16 µs. Operations aren't fused across blocks.
 ALIKE, MOSTLY, LARGE_BLOCK = 6, 0.8, 400_000
-# Seconds of a first step on a CPU: fixed, for the graph, and per layer; in eval mode, the last two
-# are halved. Fitted to transformers and convolutions on 2 cores.
+# Seconds of a compiled first step on a CPU: a fixed part, a part for the graph, and one per layer.
+# In eval mode, the last two are halved. Fitted to transformers and convolutions on 2 cores.
 BEGIN_S, GRAPH_S, LAYER_S = 3.0, 3.0, 0.25
 KEYS = f"save `model`: the keys of compiled_model.state_dict() begin with `{COMPILED_CHILD}.`"
 COPIES = "copy `model` before: later copies call the original's forward"
@@ -53,7 +53,7 @@ class Compile(Optimization):
         `scope: blocks` compiles the repeated blocks instead of the whole model, in less time.
         `auto` selects blocks on a CPU if the model consists mostly of many large blocks, and on
         any device for recomputed activations or several processes. `draws: same_random` draws the
-        random numbers of uncompiled code, more slowly. `background` compiles with inductor in
+        same random numbers as uncompiled code, more slowly. `background` compiles with inductor in
         another process while the model runs uncompiled. With `required` a failure is an error.
         """
 
@@ -183,7 +183,7 @@ def expected_s(facts: Facts, options: Compile.Options) -> float | None:
 
 
 def whole_model_s(facts: Facts) -> float:
-    """Return whole-model compile seconds; 0 unless rules choose blocks, on a CPU in one process."""
+    """Estimate whole-model compile seconds; 0 unless rules choose blocks in one CPU process."""
     if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
         return 0.0
     return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0

@@ -35,7 +35,7 @@ AGAIN = "a later call has overwritten this backward pass's inputs: leave cuda_gr
 
 
 class CudaGraphs(Optimization):
-    """On request, record a call with the shapes of an earlier call; later such calls replay it."""
+    """Record the first call that repeats earlier input shapes; later such calls replay it."""
 
     name = "cuda_graphs"
     variable = None

@@ -74,7 +74,7 @@ class Device(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Move model and optimizer state for the block. Raises SpeedKitError without the device."""
+        """Move model and optimizer state in the block. Raises SpeedKitError for missing devices."""
         _check_that_it_is_here(decision.value)
         overrides = [(tensor, decision.value) for tensor in _tensors(target.model)]
         with PLACE.overriding(overrides, target.live_optimizers):
@@ -133,7 +133,7 @@ def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _to(model: torch.nn.Module, device: str) -> None:
-    """Move a model by its own `to()`, and keep the buffer objects."""
+    """Move a model with its own `to()`, and keep the buffer objects."""
     buffers = [(m, name, b) for m in model.modules() for name, b in buffer_table(m).items()]
     model.to(device)
     for module, name, buffer in buffers:

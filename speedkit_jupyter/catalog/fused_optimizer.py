@@ -41,7 +41,7 @@ class FusedOptimizer(Optimization):
         if request.word is False:
             return request.leave(False, "optimizers stay as they are", asked=True)
         if not facts.optimizers:
-            if facts.frozen or not facts.dtypes:  # a loss has no parameters at all
+            if facts.frozen or not facts.dtypes:  # a loss module may have no parameters
                 return request.decline(False, FROZEN)
             if facts.optimizers_later and devices.has_fused(facts.device, ""):
                 return request.apply(True, LATER)
@@ -57,7 +57,7 @@ class FusedOptimizer(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Switch passed optimizers with a fused kernel, and new optimizers at their first step."""
+        """Switch optimizers with a fused kernel in the block; new ones before their first step."""
         memo, notes, model = target.memo, target.notes, weakref.ref(target.model)
         if memo.preexisting is None:  # when first applied
             memo.preexisting = weakref.WeakSet(target.live_optimizers())

@@ -17,7 +17,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import private as torch_private
 
-# A search tries oneDNN above this ratio of rates, oneDNN ÷ BLAS: calls of oneDNN take 2 µs longer.
+# A search tries oneDNN above this ratio of rates (oneDNN ÷ BLAS): each call takes 2 µs longer.
 WORTH_TRYING = 1.1
 # The first tested version of torch with `torch.library.get_kernel`, which returns torch's kernels.
 SINCE = (2, 11)

@@ -28,7 +28,7 @@ from speedkit_jupyter.torchglue.private import tree_leaves
 
 
 class GradScaler(Optimization):
-    """Scale the loss under fp16, because gradients would underflow; bf16 and fp32 don't need it."""
+    """Scale the loss under fp16, where gradients may underflow; bf16 and fp32 need no scaling."""
 
     name = "grad_scaler"
     effect = Effect.ROUNDING
@@ -89,11 +89,11 @@ class GradScaler(Optimization):
 
 
 class LossScaling:
-    """The scaled backward passes of one thread, while a model has a plan that scales.
+    """Loss scaling in one thread's backward passes, while a plan with `grad_scaler` is in force.
 
-    The first plan's scaler serves all losses. Its factor is a power of two, so other models get
-    bitwise equal gradients. Once the user's code scales a loss with any enabled scaler, plans scale
-    no more losses in this thread.
+    The first plan's scaler scales all losses. Its factor is a power of two, so other models get
+    bitwise equal gradients, unless these overflow. Once the user's code scales a loss with any
+    enabled scaler, plans scale no more losses in this thread.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class LossScaling:
         self._overflows: list[tuple[set[int], list[torch.Tensor]]] = []  # leaf ids, overflow flags
         self._held: dict[int, list[tuple[torch.Tensor, Any]]] = {}  # gradients hidden from a step
         self._unscaled: set[int] = set()  # ids of leaves that a step inside backward() unscaled
-        self._holders: list[Any] = []  # optimizers' stand-ins, kept alive: the scaler has their ids
+        self._holders: list[Any] = []  # stand-in optimizers, kept alive: the scaler stores ids
 
     def begin(self, target: Target) -> None:
         """Start scaling losses for a plan; plans may end in any order."""
@@ -200,7 +200,7 @@ class LossScaling:
         if self._is_users or not self.targets:
             return
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        if self._is_inside:  # a gradient's hook steps the optimizer in the backward pass
+        if self._is_inside:  # a gradient hook steps the optimizer in the backward pass
             scaler = self.targets[0].memo.scaler
             self._unscale(scaler, [one for one in parameters if id(one) not in self._unscaled])
             self._unscaled |= set(map(id, parameters))

@@ -82,13 +82,13 @@ def _obstacle(facts: Facts) -> str:
 
 
 class Unrecorded(Call):
-    """Calls without autograd, repeated with autograd if a backward pass needs them.
+    """Calls without autograd; a backward pass repeats its call with autograd.
 
-    Calls use autograd as usual in training mode, with inputs that require gradients, with hooks on
-    parts or parameters, and until one call has changed nothing and used only inputs and the module.
+    Calls use autograd as usual in training mode, for inputs that require gradients, and with hooks.
+    They also use it until one changes no state, draws no random numbers and uses no other tensors.
     """
 
-    # Ids of trained parameters, the results' structure, and whether each result needs gradients.
+    # Ids of parameters that require gradients, the results' structure, and their `requires_grad`.
     known: tuple[list[int], Any, list[bool]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +117,7 @@ class Unrecorded(Call):
     def _recorded(
         self, call: Callable[[], Any], parts: Sequence[Any], trained: Mapping[int, torch.Tensor]
     ) -> Any:
-        """Return the call's result, with autograd; decide whether later calls need autograd."""
+        """Return the result of a call with autograd; decide whether later calls need autograd."""
         device = next(iter(trained.values())).device
         before, random = _state(parts), _generators(device)
         result = call()
@@ -214,7 +214,7 @@ def _generators(device: torch.device) -> list[torch.Tensor]:
 
 
 def _variables(results: Sequence[Any]) -> set[int]:
-    """Return ids of leaf tensors in the results' graph, and of last nodes without a tensor."""
+    """Return ids of leaf tensors in the results' graph, and of end nodes without a leaf tensor."""
     last = (node for node in graph_of(results) if not node.next_functions)
     leaves = (one for one in results if _asks(one) and one.is_leaf)
     return {id(one) for one in (*(getattr(node, "variable", node) for node in last), *leaves)}

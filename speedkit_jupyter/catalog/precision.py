@@ -23,10 +23,10 @@ from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue.private import current_node
 
-# The config's words with torch's names.
+# torch's dtype names by config value.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-# The plan's layers as plain torch code: `lower` gives a module another `forward`, a method, so that
-# copies and pickles of the module call their own.
+# The plan's call wrappers as torch code. The `forward` that `lower` sets is a bound method, so that
+# copies and pickles of the module do not call the original.
 LOWERED = """\
 def in_float32(result):
     return result.float() if result.dtype is torch.{dtype} else result
@@ -207,19 +207,19 @@ def _native(gpu: Accelerator) -> tuple[str, str, bool]:
 
 
 class ModelCallState(threading.local):
-    """State per thread: whether a call under the plan's autocast is running."""
+    """Whether this thread is in a call under the plan's autocast."""
 
     model = False
 
 
 class FastPath:
-    """torch's fast path of transformers, off while any thread is in a lowered call."""
+    """The flag of torch's Transformer fast path, off while a thread is in a call under autocast."""
 
     def __init__(self) -> None:
         self._threads, self._lock, self._before = set[int](), threading.Lock(), True
 
     def allow(self, is_allowed: bool) -> None:
-        """Note that this thread leaves or enters a call; a repeated note changes nothing."""
+        """Record that this thread leaves (`is_allowed`) or enters a call, and set the flag."""
         here = {threading.get_ident()}
         with self._lock:
             if not self._threads:
@@ -228,14 +228,14 @@ class FastPath:
             torch.backends.mha.set_fastpath_enabled(self._before and not self._threads)
 
 
-# Module state, because the flag belongs to the process. Under CPU autocast it mixes dtypes.
+# A global, because the flag is process-wide. Under CPU autocast, the fast path mixes dtypes.
 FAST_PATH = FastPath()
 
 
 class Lowered(Call):
-    """A call under autocast; an enabled autocast of the user's code takes precedence.
+    """A call under autocast; autocast that the user's code has enabled takes precedence.
 
-    The layer of a part acts only if the part is called outside of the model's own call.
+    A submodule's wrapper acts only outside of other calls under the plan's autocast.
     """
 
     order = 1  # around compiled code and CUDA graphs, which run under autocast
@@ -254,7 +254,7 @@ class Lowered(Call):
         self._acted = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the call's results, with low-precision tensors in float32 if the layer acts."""
+        """Return the call's results, with low-precision tensors in float32 if the wrapper acts."""
         if torch.compiler.is_compiling():  # the user compiles code around the model
             if self._is_part or torch.compiler.is_exporting():
                 return self.below(*args, **kwargs)
@@ -297,7 +297,7 @@ class Lowered(Call):
 
 
 def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
-    """Return Lowered (for parts, too, if the class has public methods) and CastOnce layers."""
+    """Return Lowered wrappers of the model and of parts its methods call, and CastOnce wrappers."""
     model, inside = target.model, ModelCallState()
     parameter = next(model.parameters(), None)
     block = ("cpu" if parameter is None else parameter.device.type, dtype)

@@ -27,7 +27,7 @@ TAG = "compiler.cache_key_tag"
 
 
 class Sdpa(Optimization):
-    """Try the chosen attention kernel first; other kernels take the inputs that it can't."""
+    """Try the chosen attention kernel first; other kernels take inputs that it does not support."""
 
     name = "sdpa"
     none = "auto"
@@ -76,7 +76,7 @@ class Sdpa(Optimization):
         }
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Call attention on CUDA: a first call resets the order. Return the context manager."""
+        """Return the context manager, after a CUDA attention call: the first resets the order."""
         parameter = None if target.model is None else next(target.model.parameters(), None)
         if parameter is not None and parameter.device.type == "cuda":
             one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)

@@ -78,7 +78,7 @@ class Tf32(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """In the block, set the precision of matrix products, and accordingly cuDNN's TF32."""
+        """Set the precision of matrix products in the block, and cuDNN's TF32 accordingly."""
 
         def change() -> None:
             torch.set_float32_matmul_precision(decision.value)

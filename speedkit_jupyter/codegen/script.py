@@ -89,7 +89,7 @@ class ModelCall:
 
 
 def call_of(model: torch.nn.Module | None) -> ModelCall:
-    """Return the call of a model, judged by class and `forward`; by default `model(inputs)`."""
+    """Return the call that fits a model's class and `forward`; by default `model(inputs)`."""
     parts = () if model is None else parts_called(layers(model)[-1])
     return replace(_call_of(model), parts=tuple(called for called, _ in parts))
 
@@ -108,7 +108,7 @@ def _call_of(model: torch.nn.Module | None) -> ModelCall:
 
 
 def _parameters(model: Any) -> Mapping[str, Parameter] | None:
-    """Return the parameters of the outermost `forward` other than `(*args, **kwargs)`, if any."""
+    """Return the parameters of the outermost `forward` that isn't `(*args, **kwargs)`, or None."""
     for layer in layers(model):
         try:
             parameters = dict(signature(layer.forward).parameters)
@@ -121,7 +121,7 @@ def _parameters(model: Any) -> Mapping[str, Parameter] | None:
 
 
 def _is_a(model: Any, name: str) -> bool:
-    """Return whether a class of the model, wrapped or not, has this name; import no library."""
+    """Return whether a class or base class of the (wrapped) model has this name; import nothing."""
     return any(base.__name__ == name for layer in layers(model) for base in type(layer).__mro__)
 
 
@@ -189,7 +189,7 @@ class Script:
         return [*self.blocks("setup"), *compiling]
 
     def lowered(self, model: str) -> Block:
-        """Return the lines that replace `forward` of the model, and of parts called elsewhere."""
+        """Return the lines that replace `forward` of the model and of parts its methods call."""
         functions = [*filter(None, (snippet.changes_forward for snippet in self.snippets))]
         if not self.call.parts:
             return [f"{name}({model})" for name in functions]
@@ -275,7 +275,7 @@ def _is_makeable(optimizer: torch.optim.Optimizer | None, name: str, parameters:
 
 
 def function(script: Script, model: str) -> Block:
-    """Return the source of `train_step`, or of `predict` without an optimizer.
+    """Return the source of `train_step` or, without an optimizer, of `predict`.
 
     `model` is the variable to call.
     """

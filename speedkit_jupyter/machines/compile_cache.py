@@ -32,7 +32,7 @@ from speedkit_jupyter.torchglue import inductor as torch_private
 # Above this size, all code is deleted when a process first compiles; a transformer has a few MiB.
 MOST_CACHE_BYTES = 2 * 2**30
 NAME = "speedkit-compiled"
-# torch's own cache in a machine's folder. This module deletes nothing else.
+# Subfolder of a machine's folder with torch's cache. This module deletes nothing else.
 COMPILED = "inductor"
 # Environment variable with torch's cache folder, which also contains Triton's kernels.
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -78,7 +78,7 @@ def _machine() -> str:
     found = Hardware.detect()
     gpus = [(one.name, one.capability, one.rocm) for one in found.accelerators]
     # The compiler builds for all of a CPU's instructions, which differ between virtual machines of
-    # one CPU name. ATEN_CPU_CAPABILITY limits them; keys of torch's graph cache omit this limit.
+    # one CPU model. ATEN_CPU_CAPABILITY limits them; keys of torch's graph cache omit this limit.
     allowed = torch.backends.cpu.get_cpu_capability()
     cpu = (found.cpu.architecture, found.cpu.name, instruction_sets(), allowed)
     parts = (found.torch, sys.version_info[:2], found.system, cpu, gpus)
@@ -104,7 +104,7 @@ def trusted() -> Path:
 
 
 def prepare() -> Path | None:
-    """Limit the cache; create and return this machine's folder, or warn and return None."""
+    """Clear an oversized cache; create and return the machine's folder, or warn and return None."""
     try:
         folder = trusted()
         _bound_once(folder.parent)
@@ -148,7 +148,7 @@ def values(now: Values) -> dict[str, Any]:
 
 @cache
 def _knows_instructions(cxx: str | None) -> bool:
-    """Return whether, on Linux, the C++ compiler supports all of the CPU's vector instructions."""
+    """Return whether the C++ compiler supports the CPU's vector instructions (Linux only)."""
     options = torch_private.instruction_options()
     if cxx is None or not options or sys.platform != "linux":
         return False
@@ -159,7 +159,7 @@ def _knows_instructions(cxx: str | None) -> bool:
 
 
 def _chosen() -> str | None:
-    """Return the folder in the variable; None if unset, or for the default that torch sets."""
+    """Return the value of the variable FOLDER; None if unset, or if torch set its default."""
     value, usual = os.environ.get(FOLDER), torch_private.usual_cache_folder()
     is_torchs = value is not None and usual and Path(value).is_relative_to(usual)
     return None if is_torchs else value
@@ -205,12 +205,12 @@ def _bound_once(_: Path) -> None:
 
 # --- joined kernels ---
 
-# torch runs the C++ compiler for each kernel of a graph, and each run reads headers for 1.4 s.
+# torch runs the C++ compiler for each kernel of a graph, and each run spends 1.4 s on headers.
 # A further kernel in a run takes 0.06 s (g++ 12, AVX-512). Kernels' code and flags stay the same.
 
 # Maximum number of kernels per compiler run: 30 kernels take about as long as the headers.
 MOST = 30
-# A kernel's first line. torch builds kernels with further headers: namespaces can't hold headers.
+# A kernel's first line. Kernels with more headers can't be in a namespace: torch builds them.
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 # Headers of a kernel's Python bindings.
 BINDING_HEADERS = ("Python.h", "sstream", "cstdlib", "cerrno")
@@ -221,7 +221,7 @@ class KernelCode(str):
 
 
 def joined(kernels: Iterable[str]) -> str:
-    """Return the code of a library with a Python module per kernel: `kernel`, `kernel1`, …"""
+    """Return the code of a library with a Python module per kernel: `kernel`, `kernel1`, etc."""
     parts = [HEADER, "#define PY_SSIZE_T_CLEAN", *(f"#include <{one}>" for one in BINDING_HEADERS)]
     for number, code in enumerate(kernels):
         code = code.replace(HEADER, "").replace('extern "C"', "")
@@ -231,7 +231,7 @@ def joined(kernels: Iterable[str]) -> str:
 
 
 def build(kernels: Sequence[str]) -> Callable[[], list[Any]]:
-    """Return a function that builds and loads a library of kernels; threads, if any, start now."""
+    """Return a function that loads and returns the kernels; any compile threads start now."""
     load = torch_private.kernel_library(joined(kernels))
 
     def functions() -> list[Any]:
@@ -271,7 +271,7 @@ def _joining(usual: Any) -> Any:
 
 
 def _joining_flag() -> dict[str, Flag]:
-    """Return the flag for joint builds: on Linux only, once torch's compiler is loaded."""
+    """Return the flag for joint builds; empty unless on Linux with Inductor loaded."""
     module = torch_private.kernel_builder()
     if module is None or sys.platform != "linux":
         return {}

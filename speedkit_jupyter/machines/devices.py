@@ -18,11 +18,11 @@ TPUS = {"xla": "torch-xla", "tpu": "torch-tpu"}
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of accelerator, by torch's name for it, such as cuda.
+    """A kind of accelerator, with torch's name for it, such as cuda.
 
-    `detect` returns the fields of each `hardware.Accelerator` of a kind that torch finds (default
-    `name`: the processor's). `is_numbered`: several can exist (`cuda:1`). `not_fused`: optimizers
-    without fused kernels. `bf16` and `no_bf16` are the reasons shown for and against bf16.
+    `detect` returns the fields of each `hardware.Accelerator` of this kind (default `name`: the
+    CPU's). `is_numbered`: several can exist (`cuda:1`). `not_fused` names optimizers without fused
+    kernels. `bf16` and `no_bf16` are the reasons shown for and against bf16.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Kind:
         return int(self.module.mem_get_info(device)[0]) + int(cached)
 
     def peak_bytes(self, step: Callable[[], object], device: torch.device) -> int | None:
-        """Clear torch's cache, run a step, return the peak of bytes that it adds (MPS: None)."""
+        """Clear torch's cache, run a step, and return the peak of its added bytes; None on MPS."""
         if not hasattr(self.module, "max_memory_allocated"):
             step()
             return None
@@ -139,7 +139,7 @@ def kind_of(device: str) -> Kind | None:
 
 
 def every() -> list[Kind]:
-    """Return all KINDS, and the kind of torch's current accelerator if it is another (an NPU)."""
+    """Return KINDS, and the kind of torch's current accelerator if not among them (an NPU)."""
     import torch
 
     found = torch.accelerator.current_accelerator()
@@ -147,12 +147,12 @@ def every() -> list[Kind]:
 
 
 def named(name: str) -> Kind:
-    """Return the kind of this name; a kind that is not in KINDS has the default abilities."""
+    """Return the kind with this name; a kind that is not in KINDS has the default properties."""
     return KINDS.get(name) or Kind(name, list)
 
 
 def in_use() -> list[Kind]:
-    """Return the kinds that this process has initialized; MPS, if it is available."""
+    """Return the kinds that this process has initialized, and MPS if it is available."""
     return [kind for kind in every() if kind.is_in_use()]
 
 
@@ -177,7 +177,7 @@ def has_fused(device: str, optimizer: str) -> bool:
 
 
 def release_cached() -> None:
-    """Give the memory that torch's allocators have cached back to the driver."""
+    """Give back to the driver the memory that torch's allocators have cached."""
     for kind in in_use():
         kind.module.empty_cache()
 

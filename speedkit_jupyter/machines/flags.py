@@ -47,7 +47,7 @@ def snapshot() -> Values:
 
 
 def diff(before: Values, after: Values) -> tuple[Change, ...]:
-    """Return the changes of the flags in both snapshots, in the order of `before`."""
+    """Return the changes of flags that are in both snapshots, in the order of `before`."""
     return tuple(
         Change(name, value, after[name])
         for name, value in before.items()
@@ -135,7 +135,7 @@ class OverrideStack:
             self._originals.pop(name, None)
 
 
-# Module state, because the flags themselves belong to the whole process.
+# A global, because the flags themselves belong to the whole process.
 OVERRIDES = OverrideStack()
 
 
@@ -173,7 +173,7 @@ def all_flags() -> dict[str, Flag]:
 
 
 def _sums_of_products() -> dict[str, Flag]:
-    """Return cuBLAS's reduced-precision flags; reductions are pairs if torch has split-K."""
+    """Return cuBLAS's reduced-precision flags; with split-K flags, reduction values are pairs."""
     import torch
 
     matmul = torch.backends.cuda.matmul

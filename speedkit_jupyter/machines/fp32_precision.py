@@ -54,7 +54,7 @@ def read() -> dict[str, Any]:
 
 
 def restore(values: Mapping[str, Any]) -> None:
-    """Write values from `read`. Switches missing in `values` are left unchanged."""
+    """Write values from `read`. Flags missing from `values` are left unchanged."""
     import torch
 
     onednn = torch.backends.mkldnn
@@ -73,7 +73,7 @@ def restore(values: Mapping[str, Any]) -> None:
             for value in ("none", wanted[name]):
                 if owner.fp32_precision == wanted[name]:
                     break
-                if owner is onednn:  # its attribute sets torch.backends' value
+                if owner is onednn:  # its attribute sets `torch.backends.fp32_precision`
                     onednn.set_flags(_fp32_precision=value)
                 else:
                     owner.fp32_precision = value

@@ -1,7 +1,7 @@
 """The library that multiplies float32 matrices on CPUs: torch's BLAS, or the oneDNN inside torch.
 
-MKL, torch's BLAS on x86, takes its AVX2 path on processors that are not Intel's. oneDNN's kernels
-replace torch's on the dispatcher's CPU key, below autograd and compiled code. torch's own kernels
+MKL, torch's BLAS on x86, takes its AVX2 path on non-Intel processors. oneDNN's kernels replace
+torch's for the dispatcher's CPU key, so autograd and compiled code call them. torch's own kernels
 still compute batched and small products, and other dtypes.
 """
 
@@ -34,7 +34,7 @@ LEAST_PRODUCT = 128**3
 # Products with a side below this stay with torch: oneDNN is slower if operands are transposed.
 SHORTEST = 4
 Kernel = Callable[..., Any]
-# oneDNN's kernels while they are registered. Module state, because the dispatcher is process-wide.
+# oneDNN's kernels while they are registered. A global, because the dispatcher is process-wide.
 _LIBRARY: list[torch.library.Library] = []
 
 
@@ -44,7 +44,7 @@ def in_use() -> str:
 
 
 def use(name: str) -> None:
-    """Use `name` in this process. Raises SpeedKitError if another library has replaced kernels."""
+    """Switch the process to `name`. Raises SpeedKitError if other code replaced the kernels."""
     with interrupts.uninterrupted():
         if name == BLAS:
             _LIBRARY.clear()  # also unregisters its kernels
@@ -72,7 +72,7 @@ def _installed() -> torch.library.Library:
 
 
 def kernels() -> dict[str, Kernel]:
-    """Return kernels by operator. torch.compile does not trace them; each call adds 2 µs."""
+    """Return kernels by operator. torch.compile doesn't trace them; each call takes 2 µs more."""
     import torch
 
     product, suits = _product(), _suits()
@@ -114,7 +114,7 @@ def _product() -> Kernel:
 
 
 def _suits() -> Callable[[torch.Tensor, torch.Tensor], bool]:
-    """Return a test of whether oneDNN computes a product; False for invalid products."""
+    """Return a function that tells whether oneDNN computes a product; False for invalid shapes."""
     import torch
 
     onednn: Any = torch.backends.mkldnn
@@ -167,7 +167,7 @@ with torch.inference_mode():
 
 
 class GemmRates(BaseModel):
-    """Rates of float32 products by library in floating-point operations/s, or a failure's text."""
+    """Rates of float32 products by library, in FLOP/s, or the text of a failure."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -61,9 +61,9 @@ class Cell:
 
     @user_code_boundary
     def run(self, context: SpeedContext | None = None) -> Any:
-        """Run one step, with a `context` assigned to `ctx`; return a trailing expression's value.
+        """Run the cell once, with a `context` as `ctx`; return the value of a trailing expression.
 
-        In `quiet` blocks, only the cell's first step prints.
+        In `quiet` blocks, only the cell's first run prints.
         """
         if context is not None:
             self._names["ctx"] = context
@@ -77,7 +77,7 @@ class Cell:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Drop the output of steps in the block, except for the cell's first step."""
+        """Drop the output of runs in the block, except for the cell's first run."""
         with ExitStack() as self._block:
             self._block.callback(setattr, self, "_block", None)
             if self._has_run:
@@ -169,7 +169,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
 
 
 def _named(line: str) -> None:
-    """Show the line of a StateWarning, unless the user's filters ignore it or make it an error."""
+    """Show a StateWarning's line, unless the user's filters ignore it or raise it as an error."""
     with warnings.catch_warnings(record=True) as shown:
         messages.warn(line, StateWarning)
     if shown:

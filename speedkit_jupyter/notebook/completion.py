@@ -1,4 +1,4 @@
-"""Tab completion by the words of each `Option`. Importing this module stays instant."""
+"""Tab completion from the words of each `Option`. Importing this module must stay fast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDENTIFIER = "speedkit"
 
 
 def add_completion(shell: Any) -> None:
-    """Add Tab completion of SpeedKit's lines; if SpeedKit's words fit, no other words appear."""
+    """Add Tab completion of SpeedKit's lines; if SpeedKit's words match, show no other words."""
     # IPython before 8.6 has only a hook, whose results are mixed with Python's names.
     if not hasattr(completer, "context_matcher"):
         for name in MAGICS:

@@ -1,4 +1,4 @@
-"""Find the objects that a line names, and a model's current or possible plan."""
+"""Find the objects that a magic's line names, and a model's current or possible plan."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) ->
 
 
 def find_models(names: Space, name: str | None) -> dict[str, torch.nn.Module]:
-    """Return the model of a name, or the models that the object of that name holds (`pipe`).
+    """Return the model that `name` means, or the models that its object holds (`pipe`), by name.
 
     Without a name, return the only default model. Raises UsageError.
     """
@@ -139,7 +139,7 @@ def find_optimizers(
 
     Raises UsageError for an unknown name or, if `is_only`, an optimizer without such a parameter.
     """
-    is_mine = not trained_by(model, names)  # in the user's loop, optimizers inside objects count
+    is_mine = not trained_by(model, names)  # in the user's own loop, also look inside objects
     found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
     holding = {name: one for name, one in found.items() if holds(one, [model])}
     if wanted and is_only and (idle := [name for name in found if name not in holding]):
@@ -208,7 +208,7 @@ def planned_for(
 
 
 def words_of_plans(names: Space, name: str | None) -> list[Any]:
-    """Return the names for `planned_for` of all models that `name` means; [None] without `name`."""
+    """Return the names of the models that `name` means, for `planned_for`; [None] for None."""
     if name is None or name in dict(naming.applied(names)):
         return [name]
     return [*find_models(names, name)]
@@ -224,7 +224,7 @@ def plans_of(names: Space, name: str | None) -> dict[str, Plan]:
 
 
 def proven_config(models: Sequence[Any], optimizers: Sequence[Any]) -> SpeedConfig | None:
-    """Return the config of the tuned or learned plan; None without such a plan.
+    """Return the config proven in this process or learned earlier; None without such a plan.
 
     Shows a note if the store can't be read. Raises ConfigError for an invalid SPEEDKIT_HARDWARE.
     """

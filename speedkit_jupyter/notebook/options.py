@@ -32,7 +32,7 @@ COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
 
 
 class Option:
-    """An option or argument: completion uses `found` or `words`, help `words`, argparse `more`."""
+    """An option or argument; Tab completes `found` or `words`, and `more` goes to argparse."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
     def parse_line(self, line: str) -> argparse.Namespace:
         """Return the parsed arguments of a magic's line; raises UsageError."""
         words = split(line)
-        for word in words:  # before argparse takes the value of an unknown option for an argument
+        for word in words:  # else argparse mistakes the value of an unknown option for an argument
             name = word.partition("=")[0]
             if name[:2] == "--" != name and name not in self._option_string_actions:
                 self.error(f"unrecognized arguments: {word}")

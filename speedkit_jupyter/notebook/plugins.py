@@ -13,7 +13,7 @@ from speedkit_jupyter.support.extras import provided
 
 @dataclass(frozen=True)
 class Mode:
-    """An option of `%%speedbench` with its own work, instead of timing or comparing.
+    """An option that replaces the timing of `%%speedbench` with another kind of measurement.
 
     `begin(shell, session, cell, arguments, command)` returns an engine and its progress title.
     Alternatively, `run` takes the same arguments, does all the work and returns the magic's

@@ -62,7 +62,7 @@ class Session:
         return self.measured
 
 
-# Module state, because plans, flags and the notebook belong to the process.
+# A global, because plans, flags and the notebook belong to the process.
 _CURRENT: list[Session] = []
 
 

@@ -1,4 +1,4 @@
-"""Register %speedkit and %%speedbench with IPython. Importing this module stays instant."""
+"""Register %speedkit and %%speedbench with IPython. Importing this module must stay fast."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def unregister(shell: Any) -> None:
 
 
 def begin_extras(shell: Any) -> None:
-    """Start the extras after the first cell that ends with torch loaded: extras need torch."""
+    """Start the extras once a cell has run and torch is imported, because extras need torch."""
 
     def begin(result: Any = None) -> None:
         if "torch" not in sys.modules:
@@ -116,7 +116,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
 
 
 def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
-    """Return `run()`; SpeedKit's and syntax errors become UsageErrors; hide SpeedKit's frames."""
+    """Return `run()`; turn SpeedKit's and syntax errors into UsageErrors, hide internal frames."""
     try:
         return run()
     except SyntaxError as error:  # usually in the cell; IPython would show SpeedKit's frames
@@ -149,5 +149,5 @@ def _show_users_part(shell: Any, command: str, error: BaseException) -> None:
 
 
 def _show(error: BaseException, lines: list[str]) -> None:
-    # Rendered lines, because a later rendering needs the frames, which keep the model alive.
+    # Store rendered lines, because later rendering would need frames, which keep the model alive.
     vars(error)["_render_traceback_"] = lambda: lines  # in case the class refuses attributes

@@ -51,7 +51,7 @@ OPTIONS = (
     options.RESULT,
 )
 TIMING, COMPARE, TUNE = "timing", "--compare", "--tune"
-# The modes of each option that only some modes accept.
+# By option: the modes that accept it, for options that only some modes accept.
 BELONGS = {
     **dict.fromkeys(("n", "r"), TIMING),
     **dict.fromkeys(("accuracy", "compare"), COMPARE),
@@ -62,7 +62,7 @@ BELONGS = {
 
 @interruptible_in_users_code
 def run(shell: Any, session: Session, line: str, source: str) -> Any:
-    """Run `%%speedbench`; -o returns the result. Ctrl-C shows results so far, then propagates."""
+    """Run `%%speedbench`; with -o, return the result. Ctrl-C shows results, then propagates."""
     begun_s = clock.now()
     line = options.without_comment(line)
     arguments = parser().parse_line(line)
@@ -113,7 +113,7 @@ def _check_options(arguments: Any, mode: str, also: Sequence[str]) -> None:
 def _begin(
     mode: str, shell: Any, session: Session, cell: Cell, arguments: Any, command: str
 ) -> tuple[Any, str]:
-    """Return a core mode's engine, and the title of the engine's progress; raises UsageError."""
+    """Return the engine of a core mode, and the title of its progress. Raises UsageError."""
     step = step_of_cell(shell, cell, arguments)
     if mode == TIMING:
         device = device_of(step)

@@ -1,1 +1,1 @@
-"""From the user's config to a plan in force, and back."""
+"""Turn the user's config into a plan, apply the plan, and undo it."""

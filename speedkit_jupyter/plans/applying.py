@@ -1,4 +1,4 @@
-"""`apply_speedups()` applies a plan to a model; `preview()` plans without a change."""
+"""`apply_speedups()` applies a plan to a model; `preview()` makes a plan and changes nothing."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def apply_speedups(
     Args:
         model: The model.
         config: The options of the plan (default: all auto).
-        optimizer: The optimizers of the model, one or several (default: all optimizers in this
-            process that hold the model's parameters).
+        optimizer: One or several optimizers of the model. Other optimizers in this process that
+            hold the model's parameters are found when the plan is applied.
 
     Returns:
         The same model object, and a SpeedContext that keeps neither model nor optimizers alive.
@@ -139,7 +139,7 @@ class Preview:
 
     @property
     def pending(self) -> bool:
-        """True if the previewed plan differs from the plan in force."""
+        """Return whether the previewed plan differs from the newest applied plan."""
         active = {} if self.applied is None else self.applied.plan.active_values()
         return self.plan.active_values() != active
 
@@ -147,10 +147,10 @@ class Preview:
 def preview(
     model: torch.nn.Module, config: SpeedConfig, optimizers: Sequence[torch.optim.Optimizer] = ()
 ) -> Preview:
-    """Return a preview, planned from the model's original state; change nothing."""
+    """Return the preview of a plan for the model's original state; change nothing."""
     applied = applied_to(model)
     facts = replace(Facts.read(model, optimizers), optimizers_later=True)
-    if applied is not None:  # only optimizers that are new to this plan have current facts
+    if applied is not None:  # use current facts only of optimizers that the plan does not know
         pairs = zip(each_once(optimizers), facts.optimizers, strict=True)
         originals = tuple(applied.facts_of.get(one, its_facts) for one, its_facts in pairs)
         facts = replace(applied.facts, optimizers=originals)

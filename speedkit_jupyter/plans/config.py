@@ -84,7 +84,7 @@ class SpeedConfig(FromCatalog):
     @classmethod
     @hide_internal_frames
     def from_dict(cls, values: Mapping[str, Any]) -> SpeedConfig:
-        """Build a config from plain values; raises ConfigError with every mistake."""
+        """Build a config from plain values. Raises ConfigError, which lists every mistake."""
         if not isinstance(values, Mapping):
             raise ConfigError([f"a config is a mapping of options, not {type(values).__name__}"])
         return cls(**{str(key): value for key, value in values.items()})
@@ -92,7 +92,7 @@ class SpeedConfig(FromCatalog):
     @classmethod
     @hide_internal_frames
     def from_yaml(cls, path: str | os.PathLike[str]) -> SpeedConfig:
-        """Read a YAML file with the safe loader. Raises ConfigError with every mistake.
+        """Read a YAML file with the safe loader. Raises ConfigError, which lists every mistake.
 
         An empty file gives the config `SpeedConfig()`.
         """
@@ -124,7 +124,7 @@ class SpeedConfig(FromCatalog):
         return {ALONE: True, **values} if self._alone else values
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
-        """Return a copy; requests of given options have the `source` and the measurement `why`."""
+        """Return a copy; its requests for given options get `source`, and `why` as measurement."""
         twin = self.model_copy()
         twin._source, twin._why = source, why
         return twin
@@ -136,7 +136,7 @@ class SpeedConfig(FromCatalog):
         return twin
 
     def changed(self, path: str, value: Any) -> SpeedConfig:
-        """Return a config with `value` for an option (`tf32`) or a field of it (`compile.mode`).
+        """Return a config with `value` for an option (`tf32`) or one of its fields, `compile.mode`.
 
         No environment variable overrides this option. None resets a field to its default. Raises
         ConfigError for an invalid name or value.
@@ -166,12 +166,12 @@ class SpeedConfig(FromCatalog):
 
     @property
     def why_left(self) -> str:
-        """The measured reason for leaving auto options unchanged; empty if none."""
+        """Return the measured reason for leaving auto options unchanged; empty if none."""
         return self._left
 
     @property
     def is_auto(self) -> bool:
-        """True if no option is given, in config or environment, and `alone` is not set."""
+        """Return whether no option is given, in config or environment, and `alone` is not set."""
         return not (self._alone or self._variables or self.to_dict())
 
     def request(self, name: str) -> Request:
@@ -185,7 +185,7 @@ class SpeedConfig(FromCatalog):
 
 
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
-    """Return the value of a word from a shell or the environment; up to 18 digits are an int.
+    """Return the value of a word from a shell or the environment; up to 18 digits become an int.
 
     1, true, on or yes is True if "true" is `allowed`; 0, false, off or no is False if "false" is.
     """
@@ -233,7 +233,7 @@ def _prepared(
 def _problems_of(
     error: ValidationError, origin: Origin, variables: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield a line for each key or value that pydantic refuses, with the reason."""
+    """Yield a line for each key or value that pydantic rejects, with the reason."""
     paths = set()
     for detail in error.errors():
         path, allowed = _allowed(detail["loc"])

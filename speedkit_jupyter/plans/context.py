@@ -1,7 +1,7 @@
 """A plan in force on a model, and its exact undoing.
 
-Only `_apply` puts a plan on the model, and only `_undo` takes it off; the registry in
-`plans/registry.py` lists the contexts of this process.
+Only `_apply` puts a plan on the model, and only `_undo` takes it off. `plans/registry.py` lists
+the contexts of this process.
 
 | state | begins with | ends with |
 | --- | --- | --- |
@@ -53,7 +53,7 @@ class OpenBlocks(threading.local):
 
 
 class ReusableContext(ContextDecorator):
-    """A context manager and decorator; each use enters the new context manager `make()`.
+    """A context manager and decorator; each use enters a new context manager from `make()`.
 
     It can be entered repeatedly, nested and in several threads. `make` looks up the plan in force.
     """
@@ -75,7 +75,7 @@ class ReusableContext(ContextDecorator):
 
 
 class SpeedContext:
-    """An applied plan. As a context manager, the context undoes its plan at the end of the block.
+    """An applied plan. In a `with` statement, the plan is undone at the end of the block.
 
     `apply_speedups` returns the context, which keeps neither model nor optimizers alive. The plan
     ends when the model is deleted; `model` is None then.
@@ -94,7 +94,7 @@ class SpeedContext:
             train(model)
     """
 
-    _searches = True  # for optimizers that were not passed
+    _searches = True  # whether to find optimizers that were not passed
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class SpeedContext:
         made: Sequence[OptimizerFacts] = (),
     ) -> None:
         """Plan for a model in its original state; `made`: facts of optimizers to be created."""
-        heap.settle()  # glibc's thresholds are alike in all measured processes
+        heap.settle()  # so that glibc's thresholds are equal in all measured processes
         self.config = config
         self.target = Target(model, optimizers, search=self._searches, made=tuple(made))
         self.notes = self.target.notes
@@ -119,7 +119,7 @@ class SpeedContext:
         self.facts = replace(facts, optimizers_later=self.target.search)
         self.own_plan = plan(config, Hardware.current(), self.facts)
         self._entered = False
-        # Made once, because a training loop asks for these blocks at every step.
+        # Created once, because a training loop requests these context managers at every step.
         self._autocast_block = ReusableContext(self._autocast)
         self._sdpa_block = ReusableContext(self._sdpa)
         self._stack: ExitStack | None = None
@@ -128,32 +128,32 @@ class SpeedContext:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The user's model object; None once it is deleted."""
+        """Return the user's model object; None once it is deleted."""
         return self.target.model
 
     @property
     def plan(self) -> Plan:
-        """The plan with its results; inside a measured step, the plan of the variant."""
+        """Return the plan with its results; inside a measured step, the plan of the variant."""
         acting = self._acting
         return acting.own_plan.noted(acting.notes)
 
     @property
     def active(self) -> bool:
-        """True if this plan is in force: neither restored nor hidden."""
+        """Return whether this plan is in force: neither restored nor hidden."""
         return self._stack is not None
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The flags that the user changed under the plan, and that undoing it did not reset."""
+        """Return the flags that the user changed under the plan; undoing the plan keeps them."""
         return tuple(dict.fromkeys(self.target.kept))
 
     def changes(self) -> tuple[Change, ...]:
-        """Return the flags and the state of model and optimizers that differ from `before`."""
+        """Return the changes of flags, and of the state of model and optimizers, since `before`."""
         now = self.before if self.model is None else observed(self.target)
         return flags.diff(self.before, now)
 
     def adopt_compiled(self, other: SpeedContext) -> None:
-        """Take over compiled code of `other`, a context of this model; this plan must be hidden."""
+        """Use the compiled code of `other`, a context of this model; this plan must be hidden."""
         if other.target.memo.compiled_call is not None:
             self.target.memo.compiled_call = other.target.memo.compiled_call
 
@@ -161,7 +161,7 @@ class SpeedContext:
 
     @property
     def device(self) -> torch.device:
-        """The device for batches: the device of the first parameter not on meta, else the CPU."""
+        """Return the device for batches: the first non-meta parameter's device, or the CPU."""
         parameters = () if self.model is None else self.model.parameters()
         return next((one.device for one in parameters if not one.is_meta), torch.device("cpu"))
 
@@ -173,11 +173,11 @@ class SpeedContext:
         return self._autocast_block
 
     def sdpa(self) -> AbstractContextManager[Any]:
-        """Return a context manager that sets the attention kernel, while the plan is in force."""
+        """Return a context manager that sets the attention kernel if the plan is in force."""
         return self._sdpa_block
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        acting = self._acting if MEASURED else self  # called at every step: saves one call
+        acting = self._acting if MEASURED else self  # skips a property call at every step
         acting.asked.add("autocast")
         if acting._stack is None:
             return nullcontext()
@@ -189,9 +189,9 @@ class SpeedContext:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Return a context manager that accumulates gradients without exchange between ranks.
+        """Return a context manager that accumulates gradients without reducing them across ranks.
 
-        Use it for all but the last forward and backward pass, which exchanges the sums.
+        Use it for all but the last forward and backward pass, which reduces the sums.
         """
         with ExitStack() as stack:
             for optimization in CATALOG:
@@ -200,14 +200,14 @@ class SpeedContext:
 
     @property
     def grad_scaler(self) -> torch.amp.GradScaler:
-        """The plan's GradScaler on the model's device; without one, a disabled GradScaler."""
+        """Return the plan's GradScaler on the model's device, or else a disabled GradScaler."""
         acting = self._acting
         acting.asked.add("grad_scaler")
         return acting.target.memo.scaler or torch.amp.GradScaler(enabled=False)
 
     @property
     def _acting(self) -> SpeedContext:
-        """The context measured on this model, else on another model in this thread, or self."""
+        """Return the context measured on this model, else on one in this thread, else self."""
         here, own = threading.get_ident(), MEASURED.get(self._key)
         others = (context for thread, context in MEASURED.values() if thread == here)
         acting: SpeedContext = own[1] if own else next(others, self)
@@ -243,7 +243,7 @@ class SpeedContext:
         self.restore()
 
     def restore(self) -> None:
-        """Undo the plan but keep trained values; reapply the earlier plan if either used `with`."""
+        """Undo the plan, keep trained values; reapply an earlier plan if either used `with`."""
         model = self.model
         if self.restored or model is None:
             return
@@ -252,7 +252,7 @@ class SpeedContext:
             is_newest = contexts[-1:] == [self]
             try:
                 self._undo()
-            finally:  # an error in one part must not prevent undoing the others
+            finally:  # the context ends even if undoing a part fails
                 self._remove()
                 if is_newest and not self._entered:
                     _remove_unreachable(contexts[:-1])
@@ -305,7 +305,7 @@ class MeasuredContext(SpeedContext):
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Apply the plan in the block."""
+        """Apply the plan in the block, then undo it."""
         outer = MEASURED.get(self._key)
         try:
             with interrupts.uninterrupted():

@@ -21,7 +21,7 @@ from speedkit_jupyter.support.wrappers import unwrapped
 
 # The default variable for a context.
 CTX = "ctx"
-# The expression for each context's model. Module state, because plans belong to the process.
+# The expression for each context's model. A global, because plans belong to the process.
 _TYPED = weakref.WeakKeyDictionary[SpeedContext, str]()
 
 
@@ -55,7 +55,7 @@ def assign(names: MutableMapping[str, Any] | None, name: str, context: SpeedCont
 
 
 def name_of(names: Mapping[str, Any] | None, model: torch.nn.Module, other: str = "model") -> str:
-    """Return the notebook's expression for a model, such as `net`; `other` without one."""
+    """Return the notebook's expression for a model, such as `net`, or `other` if there is none."""
     words = by_expression(names, torch.nn.Module).items()
     whole = unwrapped(model)
     return next((word for word, one in words if unwrapped(one) is whole), other)

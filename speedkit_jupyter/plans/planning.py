@@ -30,7 +30,7 @@ class Plan:
         decisions: A Decision for each optimization.
         hardware: The machine.
         facts: The facts of the model before the plan is applied.
-        config: The options that were asked for.
+        config: The requested options.
     """
 
     decisions: tuple[Decision, ...]
@@ -60,7 +60,7 @@ class Plan:
         }
 
     def noted(self, notes: Mapping[str, str]) -> Plan:
-        """Return the plan with results instead of hints; `notes` has the results by name."""
+        """Return the plan with `notes` (results by name) in place of hints of active decisions."""
         hints = {d.name: notes[d.name] for d in self.decisions if d.active and d.name in notes}
         if not hints:
             return self
@@ -68,7 +68,7 @@ class Plan:
         return replace(self, decisions=tuple(made))
 
     def without(self, reasons: Mapping[str, str]) -> Plan:
-        """Return the plan with these switches declined, which changed nothing when applied."""
+        """Return the plan with declined switches (by `reasons`): applying them changed nothing."""
         made = (
             replace(d, value=False, rule=reasons[d.name], active=False, declined=True,
                     asked=False, measured="", hint="")
@@ -79,13 +79,13 @@ class Plan:
 
     @property
     def worth_measuring(self) -> dict[str, Any]:
-        """Values about which only a measurement can decide, by optimization."""
+        """Return the values that only a measurement can decide about, by optimization."""
         offered = {decision.name: decision.worth_measuring for decision in self.decisions}
         return {name: value for name, value in offered.items() if value is not None}
 
     @property
     def facts_after(self) -> Facts:
-        """The facts of the model under the plan, on its new device and in its new precision."""
+        """Return the facts of the model under the plan, on its new device, in its new precision."""
         facts = self.facts
         for decision in self.decisions:
             if decision.active:

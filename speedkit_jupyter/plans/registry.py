@@ -1,7 +1,7 @@
 """The contexts of this process, by model: applied plans, and plans in measured blocks.
 
-This is module state, because a plan acts wherever its model is used. The key is an id, because
-models may define `==`. `plans/context.py` alone changes the two dicts.
+The dicts are global, because a plan acts wherever its model is used. Their keys are ids, because
+models may define `==`. Only `plans/context.py` changes the dicts.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
 
-# By model: the contexts that are not restored, in force or hidden, the newest last.
+# By `key_of(model)`: the contexts that are not restored, in force or hidden, the newest last.
 APPLIED: dict[int, list[Any]] = {}
-# By model: the thread of a measured block, and the context in force in this block.
+# By `key_of(model)`: the thread of a measured block, and the context in force in this block.
 MEASURED: dict[int, tuple[int, Any]] = {}
 # Called with the model once a plan is applied or restored, except by a benchmark.
 CHANGES = Listeners()

@@ -19,9 +19,9 @@ from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 
-ALMOST = 0.97  # the longest progress bar, as a share
+ALMOST = 0.97  # the largest share that a progress bar shows
 WORDS = ("variant", "verdict", "accuracy")
-# Columns that narrow text may leave out, from the last to the first.
+# Columns that narrow text output may leave out, the last one first.
 LEAVING = ("memory", "first call")
 LEGEND = (
     "Median time of one step, device synchronized; speed-up: median of the ratios within each "
@@ -67,7 +67,7 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _nothing(comparison: Comparison) -> str:
-    """Return that no variant is proven faster; name an unchecked variant or the other models."""
+    """Return the headline if no variant is faster; name unchecked or model-changing variants."""
     text = f"Nothing is proven faster than {comparison.baseline.name}"
     unchecked = [one for one in comparison.records if comparison.verdict(one) == "not checked"]
     if unchecked:
@@ -297,7 +297,7 @@ def live_report(progress: Progress, title: str = "") -> Document:
     table = elements.Table(LIVE, rows, numbers=LIVE[1:3], wraps=LIVE[:1])
     if not title:
         return Document(progress.text, [table])
-    # The bar is never full while an engine runs, even after its budget.
+    # The bar is never full while an engine runs, even if the budget is exceeded.
     return Document(title, [elements.Meter(min(progress.done, ALMOST), progress.text), table])
 
 

@@ -39,9 +39,9 @@ class Row:
 class Table:
     """A table of columns and rows; a plain tuple is a row without a colour.
 
-    Columns in `numbers` are right-aligned; columns in `wraps`, and the last column, may break into
-    lines. Narrow text drops `optional` columns, from the end, until the table fits and its last
-    column has `least_last` characters, or all that it needs.
+    Columns in `numbers` are right-aligned; columns in `wraps`, and the last column, may wrap. Text
+    output drops `optional` columns, the last one first, until the table fits its width. The last
+    column keeps a width of `least_last` characters, or less if its cells are shorter.
     """
 
     columns: tuple[str, ...]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 COLUMNS = ("optimization", "state", "value", "by", "why")
 IN_CATALOG = ("optimization", "what it does", "state", "value", "why")
 IN_PANEL = ("optimization", "state", "value", "why")
-# The state of a decision in a plan that is in force, was in force, or would be.
+# State and tone of an active decision in a plan that is, was, or would be in force.
 ON: tuple[str, Tone] = ("● on", "good")
 WAS_ON: tuple[str, Tone] = ("○ was on", "quiet")
 WOULD: tuple[str, Tone] = ("→ on", "good")

@@ -1,6 +1,6 @@
 """Render reports as text and HTML, and their figures as PNG, for all front ends.
 
-HTML has inline styles, because several front ends drop style sheets. It inherits the text colour.
+HTML has inline styles, because several front ends drop style sheets. Text keeps the page's colour.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BREAKS = r"([ \n]+)|(?<=\+)|(?<=,)(?=[a-z])"
 
 @dataclass(frozen=True)
 class Document:
-    """A headline and non-empty sections (or bodies without a title); `data` has plain values.
+    """A headline and sections, or bodies without a title; `data` has the report's plain values.
 
-    If brief, HTML closes folded sections, and text shortens folded sections without a title.
+    If brief, HTML collapses folded sections, and text shortens folded sections without a title.
     """
 
     headline: str
@@ -56,7 +56,7 @@ class Document:
         return "\n\n".join(["\n".join(textwrap.wrap(self.headline, width)), *parts])
 
     def to_html(self) -> str:
-        """Return HTML for notebooks, for light and dark themes, with links to pages on messages."""
+        """Return HTML for light and dark themes, with links from messages to documentation."""
         parts = "".join(_section_html(section, self.is_brief) for section in self.sections)
         style = "font-weight:600;margin-bottom:6px"
         title = f'<div style="{style}">{linked(_escaped(self.headline))}</div>'
@@ -92,7 +92,7 @@ def _section_text(section: elements.Section, width: int, is_brief: bool) -> str:
 
 
 def table(found: elements.Table, width: int) -> str:
-    """Return a table as text: columns that wrap are narrowed, then optional columns dropped."""
+    """Return a table as text; to fit, narrow columns that wrap, then drop optional columns."""
     while (widths := _widths(found, width)) is None:
         found = found.without_last_optional()
     every = (found.columns, *(row.cells for row in found.rows))
@@ -137,10 +137,10 @@ def _row_text(cells: Sequence[str], widths: Sequence[int], found: elements.Table
 # --- HTML ---
 
 
-# Legible on white and on near-black. A word repeats the meaning of each colour.
+# Colours that are legible on white and near-black. Words repeat the meaning of each colour.
 GOOD, BAD, NEUTRAL, PLANNED = "#1f8838", "#da3633", "#737b84", "#1f6feb"
 GREY, CHANGED = "#808080", "#388bfd"
-# Backgrounds keep text legible: the last two digits of a colour are its opacity.
+# Backgrounds are translucent, so text stays legible: the last two hex digits are the opacity.
 TONE_STYLES = {
     "plain": "background:transparent;",
     "good": f"background:{GOOD}29;",

@@ -18,7 +18,7 @@ from speedkit_jupyter.support.units import between, count, day, ratio, seconds, 
 
 PARTS = ("part", "adds", INTERVAL)
 PLANS = ("plan", "speed-up", "verdict")
-# Number of plans in the table; other plans are folded.
+# Most plans in the first table; the other plans are folded.
 MOST_SHOWN = 5
 
 
@@ -47,7 +47,7 @@ def tuning_report(tuning: Tuning) -> Document:
 
 
 def _plans(tuning: Tuning) -> list[elements.Row]:
-    """Return the plans with speed-up and verdict: the answer first, then by speed-up."""
+    """Return a row for each plan with speed-up and verdict: the answer first, then by speed-up."""
     likely = {tuning.likely: "likely, not proven"} if tuning.likely else {}
     answer = {tuning.winner.name: f"proven{tuning.where}"} if tuning.helped else likely
     verdicts = dict(tuning.rejected)

@@ -1,4 +1,4 @@
-"""Words, colours and documentation pages of verdicts; the deciding modules give the reasons."""
+"""Words, colours and documentation pages of verdicts and of other messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.rounds.comparison import Comparison, Record
 
 NO_GAIN, CHANGES_RESULTS = "no gain", "changes the results"
-# A variant is called slower only up to this speed-up: it takes at least 2 % longer.
+# A variant is called slower only at or below this speed-up: it takes at least 2 % longer.
 SLOWER_BELOW = 0.98
 VERDICT_TONES: dict[str, Tone] = {
     "faster": "good",
@@ -52,7 +52,7 @@ def project_urls() -> dict[str, str]:
 
 
 def linked(html: str) -> str:
-    """Return HTML whose first message is a link to its page, if the site has an address."""
+    """Return the HTML with its first message as a link, if the package has a documentation URL."""
     site = escape(project_urls().get("Documentation", ""))
     start = rf'\1<a href="{site}docs/messages/{{}}.html" target="_blank" rel="noopener"'
     link = rf'{start} style="{LINK}">\2</a>'

@@ -1,1 +1,1 @@
-"""Is a result right? Observe it, compare it with a reference, measure deviations, judge."""
+"""Check results: observe a step, compare it with a reference, measure deviations, judge."""

@@ -16,12 +16,12 @@ from speedkit_jupyter.machines import devices
 # A tensor and its reference; None means zeros, because a step may omit a zero gradient.
 Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
-# Differences with a smaller root mean square count as none: some kernels round them to zero.
+# Differences with a smaller root mean square count as zero: some kernels round them to zero.
 NOTHING = 1e-37
-# A gradient is compared relative to at least this share of the root mean square of all gradients:
-# smaller gradients may be rounded zeros, as for a bias before a batch norm.
+# A gradient is compared relative to at least this share of the root mean square of all gradients.
+# Smaller gradients may be rounded zeros, as for a bias before a batch norm.
 LEFT_OF_ZERO = 1e-4
-# A gradient is also compared relative to this or more, which is far below Adam's eps (1e-8).
+# A gradient is also compared relative to at least this value, far below Adam's eps (1e-8).
 LEAST_GRADIENT = 1e-12
 
 
@@ -66,7 +66,7 @@ class Sums(NamedTuple):
         return Deviation(math.sqrt(self.off / square), abs(self.product) / square, bias)
 
     def along(self, way: float, dtype: torch.dtype) -> Sums:
-        """Return the sums of a difference beyond roundings, relative to a change of norm `way`."""
+        """Return sums for the difference without roundings, relative to a change of norm `way`."""
         if not math.isfinite(self.off):
             return self
         # Differences of up to four eps of the dtype (at least float32's) are roundings.
@@ -128,7 +128,7 @@ def _of_piece(
 def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
     """Return gradients' deviations, relative to at least LEFT_OF_ZERO × their root mean square.
 
-    A gradient that is almost zero within its module is relative to the module's root mean square.
+    A gradient that is almost zero in its module is compared with the module's root mean square.
     """
     mean = total([*parts.values()]).mean
     least = max(LEAST_GRADIENT, LEFT_OF_ZERO * mean) if math.isfinite(mean) else 0.0

@@ -21,10 +21,10 @@ from speedkit_jupyter.right.trace import Key, Look, ObservedDifference, Observed
 # If a tensor exceeds its limit by less than this factor, the cause may be the network or the plan.
 # Then the variant is not called wrong, but can't win.
 DOUBT = 2.0
-# The limit of each kind of tensor: a multiple of the control run's deviation, plus a share, plus a
-# number of roundings for other kernels. A ReLU or maximum that rounding switches changed gradients
-# by 2e-2 in fp16; batch statistics of 8 samples changed by 4e-2. Parameters that change outside of
-# a compared optimizer step may be Adam's: rounding reverses Adam's first steps in some elements.
+# The limit of each kind of tensor: a multiple of the control run's deviation, plus a fixed error,
+# plus a number of roundings, as kernels differ. A ReLU or maximum that rounding switches changed
+# gradients by 2e-2 in fp16; batch statistics of 8 samples changed by 4e-2. Parameters that change
+# outside a compared optimizer step may be Adam's: rounding can reverse Adam's first steps.
 LIMITS = {
     "output": (3.0, 0.0, 2.0),
     "gradient": (8.0, 2e-2, 16.0),
@@ -88,7 +88,7 @@ class StepJudge:
     def begin(
         self, trace: dict[Key, Look], baseline: ObservedRun, covered: Set[Key], lowered: str
     ) -> None:
-        """Set the trace, the moments `covered` by float64, the baseline's run and precision."""
+        """Set the trace, its moments `covered` by float64, the baseline's run, and `lowered`."""
         self.trace, self.baseline, self.lowered = trace, baseline, lowered
         rows = baseline.rows.items()
         self.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
@@ -101,12 +101,12 @@ class StepJudge:
             return False
         outputs = [row.error for row in self.own.rows.values() if row.kind == "output"]
         most = max((error.distance for error in outputs if error), default=0.0)
-        # A larger difference between float32 and float64 is not rounding: some code depends on the
-        # dtype, or the step is not deterministic. Then float64 can't be the reference.
+        # A larger difference between float32 and float64 is not rounding: code depends on dtype,
+        # or the step is not deterministic. Then float64 can't be the reference.
         return self.lowered != "fp32" or most <= 0.02
 
     def note_unlike(self, again: ObservedRun) -> None:
-        """Record values that differ in a second baseline run; floats outside results set `void`."""
+        """Record values that differ in a second baseline run; floats not in results set `void`."""
         for place, row in again.rows.items():
             known = self.own.rows.get(place)
             differs = self._excess(place, row, self.lowered)[0] > 1
@@ -123,8 +123,8 @@ class StepJudge:
     def runs_before_verdict(self, run: ObservedRun, precision: str) -> int:
         """Return the number of further runs (controls, one baseline) before the verdict "wrong".
 
-        Return 2 if the run is broken or a value of 16 or more elements exceeds DOUBT × its limit; 6
-        if only smaller values, or smaller deviations, exceed limits (maybe by chance); 0 otherwise.
+        Return 2 if the run is broken or a value of 16 or more elements exceeds DOUBT × its limit.
+        Return 6 if only smaller values or deviations exceed limits, maybe by chance; else 0.
         """
         precision = self.judged_in(precision)
         if self.void:
@@ -193,8 +193,8 @@ class StepJudge:
     ) -> list[tuple[ObservedDifference, float]]:
         """Return the rows of control runs and the baseline that explain the value at `place`.
 
-        Each row has a factor for the row's deviation: 1, or 3 if the run has no row at `place`
-        and the run's last row of this kind and name serves.
+        Each row has a factor for its deviation. The factor is 1, or 3 if the run has no row at
+        `place`: then the run's last row of this kind and name is used.
         """
         found = []
         for run in (*self.controls.get(precision, ()), self.own):
@@ -205,7 +205,7 @@ class StepJudge:
         return found
 
     def _broken(self, run: ObservedRun, precision: str, other: bool = False) -> Accuracy | None:
-        """Return the verdict on other shapes, dtypes or steps, or non-finite values; None if fine.
+        """Return the verdict on wrong shapes, dtypes or step counts, or non-finite values, or None.
 
         If a plan changes the model (`other`), weights may have other shapes, results other dtypes.
         """
@@ -241,7 +241,7 @@ class StepJudge:
         return unfit | {one: row for one, row in run.rows.items() if not row.fits}
 
     def _lack(self, run: ObservedRun, precision: str) -> str:
-        """Return the reason why no comparison could have failed; empty if a comparison could."""
+        """Return the reason why no comparison could have failed; empty if one could have failed."""
         compared = [
             _control(self._explaining(place, row, precision))
             for place, row in run.rows.items()
@@ -314,7 +314,7 @@ def _called(kind: str, name: str) -> str:
 def beyond_limit(
     found: Deviation, size: int, control: Deviation | None, kind: str, precision: str
 ) -> tuple[float, str]:
-    """Return the worst deviation ÷ limit, and a description; 0 if rounding explains anything."""
+    """Return the worst deviation ÷ limit, and a description; 0 if rounding explains any error."""
     times, share, roundings = LIMITS[kind]
     known = control or Deviation(*[8 * unit(precision)] * 3)  # a typical deviation
     if known.distance >= 1:  # rounding alone changes the tensor by its own size

@@ -1,16 +1,16 @@
-"""Watch steps: the first run records a trace of values, and later runs are compared with it.
+"""Watch steps: the first runs record a trace of values; later runs are compared with it.
 
 A compared run yields a few numbers per tensor. Before the first steps of each optimizer, gradients
-are compared and then replaced by the trace's. Parameters thus move equally in every precision, up
-to rounding, even in Adam's first step, which depends on little but the signs of gradients.
+are compared and then replaced by the trace's. Up to rounding, parameters then move equally in every
+precision, even in Adam's first step, which depends mostly on the signs of gradients.
 
 | run | arithmetic | trace | gradients | ends |
 | --- | --- | --- | --- | --- |
-| REFERENCE_RUN | the baseline in float64 | begins it | kept | before a step with all gradients |
+| REFERENCE_RUN | the baseline in float64 | begins it | kept | before a step with ready gradients |
 | BASELINE_RUN | the baseline's own | completes it | the reference's | after its calls |
 | COMPARED_RUN | a variant's, or the baseline's again | – | replaced | after its calls |
 | CONTROL_RUN | rounded to a variant's precision | – | replaced | when comparisons end |
-| LED_CONTROL_RUN | rounded as well | – | none: parameters are set | when comparisons end |
+| LED_CONTROL_RUN | rounded as well | – | none: parameters get the trace's values | as above |
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.watching import Watcher, unwatched
 from speedkit_jupyter.torchglue.storage import is_in_memory, plain
 
-# Gradients are compared and replaced in this many steps of each optimizer: the first starts from
-# the user's state, the second from the result of the first. The trace copies parameters each time.
+# Gradients are compared and replaced in this many steps of each optimizer. The first starts from
+# the user's state, the second from the first's result. The trace copies parameters each time.
 FOLLOWED = 2
 CACHE = "past_key_values"
 # Keyword arguments with these words in their names hold no tokens, and are not compared.
@@ -55,8 +55,8 @@ class RunKind:
 
     extends: bool = False  # True if the run adds to the trace
     ends_early: bool = False  # True if the run ends when no more values are compared
-    stops_at_step: bool = False  # True if the run ends before an optimizer step with all gradients
-    led: bool = False  # True if parameters are set to the trace's; optimizers get no gradients
+    stops_at_step: bool = False  # True to end before an optimizer step with ready gradients
+    led: bool = False  # True if parameters get the trace's values, and optimizers no gradients
 
 
 REFERENCE_RUN = RunKind(extends=True, ends_early=True, stops_at_step=True)
@@ -89,7 +89,7 @@ class Observer(Watcher):
         self._calls = 0  # model calls since the last optimizer step or the start of this call
         self._depth = 0  # depth of nested optimizer steps
         self._within = 0  # number of optimizer steps inside the current backward pass
-        self._tag = ""  # an optimizer in a backward pass, by its first parameter's name
+        self._tag = ""  # names an optimizer in a backward pass by its first parameter
         self._in_backward = self._in_closure = False
         # The comparisons that are still possible.
         self._led = self.kind.led  # False once a closure computes gradients
@@ -129,12 +129,12 @@ class Observer(Watcher):
     @unwatched
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
         self._calls += 1
-        # The first eight calls after an optimizer step, then calls 16, 32 and so on:
-        # text generation makes thousands of calls.
+        # Compare the first eight calls after an optimizer step, then calls 16, 32 and so on,
+        # because text generation makes thousands of calls.
         is_compared = self._calls <= 8 or not self._calls & (self._calls - 1)
         if self._is_free or self.run.diverged or not is_compared:
             return
-        # Differing integers mean that tokens are fed back; masks and positions depend on the cache.
+        # Other integer inputs are tokens that the step fed back; masks and positions don't count.
         named = {name: value for name, value in kwargs.items() if not MASKS.search(name)}
         given = {n: v for n, v in leaves([args, named]).items() if is_exact(v)}
         self.run.diverged = any(row.count or not row.fits for row in self._look("given", given))
@@ -190,7 +190,7 @@ class Observer(Watcher):
                 raise Enough
             return
         self._stepped |= set(names)
-        # A closure after a backward pass counts as empty, as in Lightning's manual optimization.
+        # After a backward pass a closure counts as empty, as in Lightning's manual optimization.
         self._in_closure = with_closure and not self._is_fresh and not self._in_backward
         self._led = self._led and not self._in_closure  # closures need gradients
         if not self._in_closure:
@@ -271,7 +271,7 @@ class Observer(Watcher):
     def _look(
         self, kind: str, found: Values, tag: str = "", led: bool = False
     ) -> Iterable[ObservedDifference]:
-        """Return differences from the trace. First extend it, or copy it to `found` if `led`."""
+        """Return differences from the trace; first extend it, or if `led` copy it to `found`."""
         moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
         self._numbers[moment] += 1
         key = self._key = (*moment, self._numbers[moment])
@@ -286,7 +286,7 @@ class Observer(Watcher):
         return rows.values()
 
     def _stored(self, kind: str, found: Values) -> Look:
-        """Return a Look: copies (floats in float32, precise enough) and norms of state changes."""
+        """Return a Look: copies (floats as float32, precise enough) and norms of state changes."""
         values, moved = dict(found), dict[str, Any]()
         for name, value in found.items():
             if value is None or isinstance(value, str):

@@ -1,8 +1,8 @@
 """Run a step in other arithmetic: in float64 as the reference, or rounded as a control.
 
-A control run shows the effect of a dtype's rounding on this very network, tensor by tensor. All but
-the second control run change results at random by up to one rounding error (Monte Carlo arithmetic:
-Parker, UCLA CSD-970002, 1997), which reveals sums that cancel by symmetry. The second run rounds to
+A control run shows the effect of a dtype's rounding on this very network, tensor by tensor. Most
+control runs change results at random by up to one rounding error (Monte Carlo arithmetic: Parker,
+UCLA CSD-970002, 1997). This reveals sums that cancel by symmetry. Only the second run rounds to
 nearest (Veltkamp's splitting: Dekker, Numerische Mathematik 18, 1971), so that equal numbers have
 equal errors.
 """
@@ -29,8 +29,8 @@ WIDER = {
     **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),
     torch.complex64: torch.complex128,
 }
-# Number of random numbers that are drawn once and reused; a prime, so that rows or columns of a
-# tensor get different numbers.
+# Count of random numbers, drawn once and reused. It is prime, so that rows or columns of a tensor
+# get different numbers.
 STOCK = 262_147
 # Matches names of operations that autocast runs in the lower precision.
 PRODUCTS = re.compile(
@@ -122,7 +122,7 @@ def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
 
 
 def _wide(value: Any) -> Any:
-    """Return a tensor or tuple in float64; lists and dicts stay, as modules may write to them."""
+    """Return a tensor or tuple in float64; keep lists and dicts, which modules may write to."""
     if type(value) is tuple:
         return tuple(map(_wide, value))
     if not isinstance(value, torch.Tensor) or value.dtype not in WIDER:
@@ -263,7 +263,7 @@ def rounded(
 
 
 class _Rounding:
-    """Change numbers by up to one rounding; track the memory of tensors in the lower precision."""
+    """Change numbers by up to one rounding; record which tensors are in the lower precision."""
 
     def __init__(self, precision: str, number: int, loss_scale: float) -> None:
         self._everything = precision == "fp32"
@@ -297,7 +297,7 @@ class _Rounding:
         return result
 
     def _is_low(self, name: str, args: Any) -> bool:
-        """Return whether the result is lowered: all operands are or, in fp32, there are any."""
+        """Return whether the result is lowered: if all operands are or, in fp32, if any exist."""
         tensors = [tensor for tensor in _tensors(args) if tensor.dim() or tensor.numel() > 1]
         if any(part in name for part in BY_FIRST_OPERAND):
             tensors = tensors[:1]

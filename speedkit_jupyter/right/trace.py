@@ -23,10 +23,10 @@ from speedkit_jupyter.torchglue.storage import plain
 
 # Kinds of changed state: parameters that optimizers stepped, other parameters, and buffers.
 MOVES = ("parameter", "moved", "buffer")
-# A moment of a step: call, optimizer steps so far, kind of comparison, tag, number.
+# A moment of a step: call, optimizer steps so far, kind of comparison, tag, running number.
 Key = tuple[int, int, str, str, int]
 Values = dict[str, Any]
-# Inputs and outputs of at least twice as many elements are compared by an evenly spaced sample.
+# Inputs and outputs of 2 × MOST_ELEMENTS or more are compared by an evenly spaced sample.
 MOST_ELEMENTS = 2**20
 SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 
@@ -46,7 +46,7 @@ class ObservedDifference:
     `error` is the deviation of floats. `count` integers differ, by at most `most`; `largest` is the
     trace's largest magnitude, `first` the first differing index in the last dimension. Text has the
     size 0, and `count` 1 if it differs. Rows of kind `result` come after differing tokens or
-    uncompared optimizer steps: their floats are not judged, and their integers are judged loosely.
+    uncompared optimizer steps. Their floats are not judged, and their integers are judged loosely.
     """
 
     kind: str
@@ -82,9 +82,9 @@ class ObservedRun:
 
 
 def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedDifference]:
-    """Return the difference of each value from the trace's look at this moment, by name.
+    """Return each value's difference from the trace's values at this moment (`look`), by name.
 
-    Several gradients have one more row for all together, named "". Without a look, only text fits.
+    Several gradients get another row for all of them, named "". Without `look`, only text fits.
     """
     expected = found if look is None else look.values
     rows, pairs = dict[str, ObservedDifference](), dict[str, Any]()
@@ -99,7 +99,7 @@ def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedD
         if name in parts:
             parts[name] = parts[name].along(way, pairs[name][0].dtype)
     every = list(parts.values())
-    # A value that hardly changes, such as a mean of zeros, is measured by changes of other values.
+    # A value that hardly changes, such as a mean of zeros, is compared relative to other values.
     together = kind == "gradient" or kind in MOVES
     errors = deviations.of_gradients(parts) if together else [part.deviation() for part in every]
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
@@ -116,7 +116,7 @@ def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedD
 
 
 def _form(kind: str, mine: Any, theirs: Any, is_known: bool) -> ObservedDifference:
-    """Return a row that compares shapes, text and integers; `compared` adds the float values."""
+    """Return a row that compares shapes, text and integers; `compared` adds the floats' results."""
     if isinstance(mine, str) or isinstance(theirs, str):  # missing text counts as another text
         return ObservedDifference(kind, count=int(mine != theirs))
     tensors = [one for one in (mine, theirs) if one is not None]
@@ -209,7 +209,7 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def without_numpy(value: Any) -> Any:
-    """Return a NumPy array or scalar as a tensor or text; other values unchanged."""
+    """Return a NumPy array or scalar as a tensor or text; return other values unchanged."""
     if not isinstance(value, (np.ndarray, np.generic)):
         return value
     array = np.asarray(value)

@@ -1,8 +1,8 @@
 """Check accuracy in untimed steps; if float64 fails, the baseline itself is the reference.
 
 `right/observer.py` lists the kinds of runs, all from the user's state. The reference and the
-baseline record a trace. A second baseline run shows whether the step is deterministic, control runs
-show the effect of rounding, and a run of the variant is compared with the trace.
+baseline record a trace. A second baseline run, if needed, shows whether the step is deterministic.
+Control runs show the effect of rounding, and a run of the variant is compared with the trace.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class AccuracyCheck:
         """Check the variants that the policy selects, and record their accuracy.
 
         The first check ignores the budget if its variant is faster, or in a proof. Other faster
-        variants that lack time get "not checked". Returns whether dropout was disabled for checks.
+        variants get "not checked" if time is short. Returns whether checks disabled dropout.
         """
         first, by_name, is_first = self._first, {one.record.name: one for one in runners[1:]}, True
         needed_s = (costs.REFERENCE + costs.CHECKED) * first.usual_s
@@ -99,7 +99,7 @@ class AccuracyCheck:
             return None
         if runner.record.is_other_model(first.record):
             return judge.accuracy_of_other_model(run, runner.precision)
-        # Before the verdict "wrong": more controls, and the baseline once more.
+        # Before the verdict "wrong", run more controls, and the baseline once more.
         for number in range(6):
             if number >= judge.runs_before_verdict(run, runner.precision):
                 break
@@ -144,8 +144,8 @@ class AccuracyCheck:
         if len(runs) < most:
             wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
             around: Surrounding = partial(reference.rounded, precision, len(runs), runner.scale())
-            # First try a run that sets the trace's parameters: an optimizer step in float64 takes
-            # as long as the rest of the run. If that fails, optimizers get gradients.
+            # First try a run that copies the trace's parameters: an optimizer step in float64 takes
+            # as long as the rest of the run. If this run fails, optimizers get gradients.
             for kind in (observer.LED_CONTROL_RUN, observer.CONTROL_RUN):
                 with suppress(Exception):
                     given = [*self._plain(kind, wide), around]

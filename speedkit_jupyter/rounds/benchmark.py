@@ -1,8 +1,8 @@
 """The benchmark: time variants of one step in shuffled rounds, and put everything back.
 
 `Benchmark.run` has the phases in order. A `Runner` has one variant: its plan, its warm state and
-its record. A `Pool` has the runners and the copy of the user's state, which benchmarks of a search
-share, and warms the variants up. A `Sampler` times rounds; an `AccuracyCheck` checks results.
+its record. A `Pool` has the runners and the copy of the user's state, and warms the variants up.
+Benchmarks of a search share a pool. A `Sampler` times rounds; an `AccuracyCheck` checks results.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Benchmark:
         return any(record.times_s for record in self._records)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield after every block. Unless given a pool, put the state back at the end."""
+        """Measure; yield after every block. Without a given pool, put the state back at the end."""
         policy, is_whole = self._policy, self._pool is None
         with ExitStack() as stack:
             # 1. Unless a pool is given, copy the user's state, and put it back at the end.
@@ -130,8 +130,8 @@ class Benchmark:
                     for meter in meters():
                         yield from meter(runners, self.budget)
                 # 5. Accuracy: steps of likely winners, compared with the baseline's. Checks start
-                # from the user's state and need memory, so runners' states are freed, except in a
-                # race, whose runners the search uses again.
+                # from the user's state and need memory, so runners' states are freed. A race keeps
+                # them, because the search uses its runners again.
                 for runner in runners if is_whole or policy.proves else ():
                     runner.warm = None
                 if policy.checked != 0:
@@ -246,7 +246,7 @@ def benchmark(
         model: The models that get the plans (default: all that the function's code reaches).
         optimizer: Their optimizers (default: all that the function's code reaches).
         budget_s: Seconds for everything but compiling (default: 10, or more if a step is long).
-        accuracy: A function that returns a number, which is shown for each variant: for plans that
+        accuracy: A function whose number is shown for each variant. It helps to judge plans that
             change the model's results, such as int8. Its time is not part of the budget.
 
     Returns:

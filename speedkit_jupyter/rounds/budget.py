@@ -69,14 +69,14 @@ class Budget:
 
     @property
     def is_minimal(self) -> bool:
-        """Return whether the outermost budget (this, if none is around it) is below OVERHEAD_S."""
+        """Return whether the outermost budget, or the only one, is below OVERHEAD_S."""
         return self.seconds < OVERHEAD_S if self.within is None else self.within.is_minimal
 
     def allows(self, seconds: float) -> bool:
         return seconds <= self.room_s
 
     def exclude(self, seconds: float) -> None:
-        """Exclude seconds from this budget and from the budget around it."""
+        """Exclude seconds from this budget and from its outer budgets."""
         self.excluded_s += max(seconds, 0.0)
         if self.within is not None:
             self.within.exclude(seconds)

@@ -53,7 +53,7 @@ class Interruptions:
     def seconds(self, wall_s: float) -> float:
         """Return an upper estimate of the delay in the `wall_s` since `begin()`; 0 if unknown."""
         waiting_s = waited_s() - self._waited_s
-        # Wall time up to the CPU time ÷ the number of cores is no delay.
+        # The CPU time ÷ the number of cores is the least wall time without delays.
         least_s = (time.process_time() - self._cpu_s) / _cores()
         held_up_s = max(min(waiting_s, wall_s - least_s), 0.0)
         self._total_s += held_up_s
@@ -94,7 +94,7 @@ def taken_by_others_s() -> float:
         ours = [cores[core] for core in os.sched_getaffinity(0) if core < len(cores)]
     except (OSError, AttributeError, psutil.Error):  # another system, or an unreadable /proc
         return 0.0
-    return sum(sum(core[:3]) + sum(core[5:8]) for core in ours) - own_s  # without idle time
+    return sum(sum(core[:3]) + sum(core[5:8]) for core in ours) - own_s  # no idle or iowait time
 
 
 def _living_children_s() -> float:
@@ -137,7 +137,7 @@ class Stopwatch:
 
 
 def are_interrupted(times_s: Sequence[float], waited_s: Sequence[float]) -> list[bool]:
-    """Return for each time whether over 1 % of the time may be a delay by other processes."""
+    """Return, for each time, whether over 1 % of it may be a delay by other processes."""
     return [waited > SAME * time for time, waited in zip(times_s, waited_s, strict=False)]
 
 

@@ -33,7 +33,7 @@ LOAD_DECIDES = "threads can't be judged while other processes hold the cores"
 
 
 class Shown:
-    """A result with a report; `REPORT` names the function that makes it, as "module:function"."""
+    """A result with a report; `REPORT` names the function that makes the report: "module:name"."""
 
     REPORT: ClassVar[str]
 
@@ -80,7 +80,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """The seconds of a step that generates `tokens` tokens: for the prompt, and for a token."""
+    """The seconds of a step that generates `tokens` tokens: for the prompt, and per token."""
 
     tokens: int
     prompt_s: float
@@ -95,7 +95,7 @@ class Record:
     name: str
     times_s: list[float] = field(default_factory=list)
     first_call_s: float | None = None  # including compilation
-    settling_s: float = 0.0  # warm-up seconds, minus the time of as many warm steps
+    settling_s: float = 0.0  # warm-up seconds beyond the time of the same number of warm steps
     failure: str | None = None  # the error in one line
     declined: bool = False  # True if its whole plan was declined
     declines: dict[str, str] = field(default_factory=dict)  # the reason for each declined part
@@ -109,7 +109,7 @@ class Record:
     compilations: Compilations = field(default_factory=Compilations)
     score: float | None = None  # the user's accuracy under this plan
     waited_s: list[float] = field(default_factory=list)  # possible delays, by round
-    steps_s: list[float] = field(default_factory=list)  # each step of the rounds
+    steps_s: list[float] = field(default_factory=list)  # each timed step, also of rounds left out
     tokens: TokenTimes | None = None  # if the step generates text
 
     def anew(self) -> Record:
@@ -128,12 +128,12 @@ class Record:
         self.settling_s = max(self.settling_s, settling_s)
 
     def fail(self, why: str) -> None:
-        """Record the variant's failure, and drop its times."""
+        """Record the variant's failure, and drop its times by round."""
         self.failure, self.times_s, self.waited_s = why, [], []
 
     @property
     def p99_s(self) -> float | None:
-        """Return the 99th percentile of a step in seconds, or of a token if text is generated.
+        """Return the steps' 99th percentile in seconds, or the tokens' if text is generated.
 
         With fewer than 100 times, return the slowest; without times, None.
         """
@@ -147,7 +147,7 @@ class Record:
 
     @property
     def why_not_measured(self) -> str:
-        """Return the reason why the variant was left out; empty without one."""
+        """Return the reason why the variant was left out or dropped; empty without one."""
         short = self.notes.get("left out")
         return self.notes.get("dropped") or (f"left out: {short}" if short else "")
 
@@ -185,11 +185,11 @@ class Comparison(Shown):
     budget_s: float
     error: float = statistics.ERROR  # probability of a false verdict at this test, for all variants
     round_s: float | None = None
-    command: str = ""  # repeats the measurement
+    command: str = ""  # the command that repeats the measurement
     skipped_rounds: int = 0
     compiled_rounds: int = 0
     accuracy_name: str = ""  # the user's name for the records' scores
-    dropout_off: bool = False  # in the accuracy check: kernels draw different masks
+    dropout_off: bool = False  # True if checks disabled dropout: masks differ by kernel
     unrestorable: tuple[str, ...] = ()
     repeats: str = ""  # a line about later calls that do less work or fail
     at_most_s: float | None = None  # limit on the 99th percentile
@@ -217,7 +217,7 @@ class Comparison(Shown):
         )
 
     def compared(self, before: Record, after: Record, error: float) -> statistics.Ratio | None:
-        """Return `after`'s speed-up, unbounded if the load decides; None without common rounds."""
+        """Return `after`'s speed-up, unbounded if `load_decides`; None without common rounds."""
         found = ratio_of(before, after, error)
         return found.unbounded() if found and self.load_decides(before, after) else found
 

@@ -63,7 +63,7 @@ class Pool:
     ) -> Generator[Progress, None, Runner]:
         """Warm the first variant up, compare its first calls' work, put the user's state back.
 
-        Returns the runner with facts of these calls, such as the work of later calls. The first
+        Returns the runner with facts about these calls, such as the work of later calls. The first
         call runs inside `around()`. A known, warm runner only gets a new record.
         """
         runner, start = self.runner(variants[0]), self.guard.state
@@ -111,8 +111,8 @@ class Pool:
         """Plan the other variants and warm each up from the user's state; return all runners.
 
         Records note failures and lack of time. Undisturbed variants over
-        `policy.most_times_slower` times slower than `first` are not timed. Variants are compiled
-        only if their rounds would fit. If the budget `grows`, it is extended to at most 600 s.
+        `policy.most_times_slower` times slower than `first` are not timed. Once another variant is
+        warm, more are compiled only if their rounds fit. A budget that `grows` gets up to 600 s.
         """
         interruptions = clock.Interruptions()
         # Variants are planned only now, when the optimizers that the step creates are known.
@@ -123,7 +123,7 @@ class Pool:
         for number, runner in enumerate(cold, 2):
             record = runner.record
             is_one_more = record.is_compiled and len(timed := warm(runners)) > 1
-            if is_one_more and too_short(budget, [*timed, first], policy):  # about as fast
+            if is_one_more and too_short(budget, [*timed, first], policy):  # if as fast as `first`
                 runner.leave_out(first, budget)
                 continue
             if not budget.allows(2 * first.worst_s):
@@ -153,8 +153,8 @@ class Pool:
     def runner(self, variant: Variant, first: Runner | None = None) -> Runner:
         """Return a variant's runner: planned anew and cold, or the known runner with a new record.
 
-        The plan follows from the facts of `first`. A plan without changes is marked as the same
-        as the baseline, or as failed if parts were declined.
+        The plan covers optimizers that the step creates; `first` has their facts. A plan without
+        changes is marked as the same as the baseline, or as failed if parts were declined.
         """
         if (known := self.runners.get(variant.name)) is not None:
             return replace(known, record=known.record.anew())
@@ -201,7 +201,7 @@ def warm(runners: Sequence[Runner]) -> list[Runner]:
 
 
 def _time_ahead(runners: Sequence[Runner], budget: Budget, grows: bool) -> str:
-    """Return a text about the expected duration; extend a budget that `grows`, if needed."""
+    """Return a text about the expected duration; extend the budget if it `grows` and is short."""
     rounds = 14 * len(runners)  # about 14 steps per runner, two of them in warm-up
     needed_s = runners[0].worst_s * (costs.CHECK_STEPS + rounds)
     if grows:

@@ -30,7 +30,7 @@ from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue import heap, interrupts
 
-# A step, or a block, is expected to take as long as the slowest of the last RECENT.
+# A step or block is expected to take as long as the slowest of the last RECENT steps or blocks.
 RECENT = 8
 # Consecutive steps that a GradScaler may skip; each halves the scale, from 2**16 to 2**-14, the
 # smallest normal number of fp16.
@@ -102,7 +102,7 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """Run one step and return its result; with `rewind`, on the same data as every other step.
 
-        The first call sets `facts.asked`. Raises StepError if data ends, or code is left unrun.
+        The first call sets `facts.asked`. Raises StepError if data ends, or for unrun code.
         """
         if rewind:
             self.step.rewind()
@@ -117,14 +117,14 @@ class Runner:
         return result
 
     def timed(self) -> float:
-        """Run a step, from the warm state if steps can't be repeated; return the seconds."""
+        """Run a step, from the warm state if later calls fail or do less; return the seconds."""
         if self.facts.repeats.afresh and self.warm is not None:
             self.warm.restore()
         before, is_kept = heap.fresh_bytes(), heap.is_kept()
         took_s = clock.timed(self.once, self.device)
         fresh = heap.fresh_bytes() - before
         self.fresh_bytes[is_kept] = least = min(fresh, self.fresh_bytes.get(is_kept, fresh))
-        # 5 % plus 4 MiB more than the fewest bytes cost a few percent of a long step.
+        # Up to 5 % + 4 MiB beyond the fewest bytes lengthen a long step by a few percent at most.
         self.has_settled = fresh <= 1.05 * least + (4 << 20)
         return took_s
 
@@ -153,7 +153,7 @@ class Runner:
         self.warm = None
 
     def far_slower(self, first: Runner) -> str:
-        """Return how many times slower than `first` the fastest warm-up step was, as text."""
+        """Return, as text, how many times slower than `first` the fastest warm-up step was."""
         times = self.times_slower(first)
         return f"far slower than {first.record.name}: {times:.1f} times in its fastest step"
 
@@ -167,9 +167,9 @@ class Runner:
     ) -> None:
         """Run steps until consecutive times differ by under 20 %; set `warm` and `step_s`.
 
-        The warm-up also ends after MOST_STEPS, `most_s` seconds without the first step, or at the
-        budget's end. The first step runs inside `around()`; the baseline takes `usual_s` seconds
-        per step. Raises StepError if a GradScaler skips all steps, or the last step in the budget.
+        The warm-up also ends beyond MOST_STEPS, `most_s` seconds without the first step, or the
+        budget. The first step runs inside `around()`; the baseline takes `usual_s` seconds per
+        step. Raises StepError if a GradScaler skips all steps, or the last step in the budget.
         """
         record, times_s, expected_s, skipped = self.record, list[float](), usual_s, False
         self.warm = self.state() if self.facts.repeats.afresh else self.warm
@@ -181,7 +181,7 @@ class Runner:
                 times_s.append(now_s := self.timed())
             waited_s = interruptions.seconds(now_s)
             skipped, compiled = self.scale() < scale, record.compilations.graphs > graphs
-            # Blocks start after the first unskipped step, because warm-ups differ in length.
+            # Blocks start from the state after the first unskipped step: warm-ups differ in length.
             if self.warm is None and not skipped:
                 self.warm = self.state()
             budget.exclude(now_s - usual_s if compiled else 0.0)

@@ -25,10 +25,10 @@ from speedkit_jupyter.torchglue import heap
 BLOCK_STEPS = 3
 LONG_S = BLOCK_STEPS * BLOCK_S
 # A variant without times fails after this many consecutive rounds with a skipped optimizer step, or
-# with a recompilation: more rounds than torch's limit of 8 recompilations per function.
+# with a recompilation. The number exceeds torch's limit of 8 recompilations per function.
 MOST_LEFT_OUT = 10
 COMPILES = "it recompiles in every round: `%speedkit compile` shows the reason"
-# Seconds per step of a block, and the possible delay in them by other processes; None if the
+# Seconds per step of a block, and the possible delay in them by other processes. None if the
 # variant failed, an optimizer step was skipped, or code was compiled.
 Block = tuple[float, float] | None
 # Verdicts on variants that can't win, and on variants that are ahead.
@@ -203,7 +203,7 @@ class Sampler:
     def _block_or_failure(self, runner: Runner) -> Block:
         """Time a block from the runner's warm state; record an error as the variant's failure.
 
-        If steps can't be repeated, each starts from the warm state. The baseline's error is raised.
+        If later steps fail or do less, each starts from the warm state. Baseline errors are raised.
         """
         begun = self._budget.spent_s
         try:

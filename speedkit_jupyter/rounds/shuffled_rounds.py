@@ -11,7 +11,7 @@ from speedkit_jupyter.rounds.statistics import error_of_a_look, planned_looks
 
 T = TypeVar("T")
 # Minimum length of a block in seconds. Switching contenders takes 1 to 2 ms outside the timed
-# steps; with this length, at least 80 % of the time is measured.
+# steps. With this length, at least 80 % of the time is measured.
 BLOCK_S = 0.01
 
 
@@ -31,8 +31,8 @@ class ShuffledRounds(Generic[T]):
         left_s: Returns the remaining seconds. A round begins only if a round as long as the last
             would fit. None sets no limit; `is_look` needs a limit.
         least: The number of rounds that run even if no time is left.
-        most: The largest number of rounds, including rounds that were left out. The default ends
-            rounds for which a coarse clock measures no time.
+        most: The largest number of rounds, including rounds that were left out. The default limits
+            the rounds if a coarse clock measures no time.
         comparisons: Number of intervals per test: one for each contender but the baseline.
         generator: The random generator that shuffles the contenders. The default is independent of
             the user's, which is part of the state of a step.
@@ -41,7 +41,7 @@ class ShuffledRounds(Generic[T]):
         number: The number of the current round, from 1, without rounds that were left out.
         looks: The rounds after which intervals may be tested, planned after the first round.
         round_s: Mean seconds of a round; None before `is_look` was called.
-        has_ended: Whether the next test is the last one.
+        has_ended: Whether no round follows, so that the next test is the last.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class ShuffledRounds(Generic[T]):
     def is_look(self) -> bool:
         """Return whether intervals may be tested after the current, complete round.
 
-        The call also sets `round_s`, and after the first round it plans `looks`, so that the number
-        of tests is part of the error probability.
+        The call also sets `round_s`. After the first round it plans `looks`, whose number decides
+        the error probability of each test.
         """
         self.round_s = (self._all_s - self._left_s()) / self._taken
         if self.number == 1:

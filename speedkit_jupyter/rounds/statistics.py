@@ -116,10 +116,10 @@ def paired_ratio(
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at the
     level 1 - `error`, and unbounded for fewer than `least_pairs(error)` pairs. If no pair is
-    delayed, `_far` may give Student's interval instead. `waited_s` has possible delays of both
-    sides by other processes, in seconds. If enough pairs are delayed by at most 1 %, only these
-    pairs are used; else the interval covers the estimates with and without delays. The interval is
-    clipped to the measured ratios, and unbounded if clipping changes the verdict, or if too wide.
+    delayed by over 1 %, `_far` may give Student's interval instead. `waited_s` has possible delays
+    of both sides, in seconds. Pairs delayed by over 1 % are dropped if enough pairs remain; else
+    the interval covers the estimates with and without delays. The interval is clipped to the
+    measured ratios, and unbounded if clipping changes the verdict, or if too wide.
     """
     times = np.array([baseline_s, candidate_s], float)
     waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, (1 - TICK_S) * times)
@@ -145,7 +145,7 @@ def _far(logs: Any, error: float) -> tuple[float, float]:
     """Return the ends of Student's interval for the mean logarithm, as ratios.
 
     The ends are 0 and infinity unless FAR_PAIRS has the number of pairs, interval and pairs are far
-    from 1, and the median is near the mean: a distant median suggests a mixture of two states.
+    from 1, and the median is near the mean. A distant median suggests a mixture of two states.
     """
     from scipy.special import stdtrit
 
@@ -171,7 +171,7 @@ def least_pairs(error: float) -> int:
 
 
 def least_values(error: float = ERROR) -> int:
-    """Return the minimum number of values whose extremes bound their median at this error."""
+    """Return the minimum number of values whose extremes bound the median at this error."""
     return math.ceil(math.log2(2 / error))
 
 

@@ -27,7 +27,7 @@ from speedkit_jupyter.torchglue import interrupts
 
 # Fewest runs for an interval: fewer can't bound a median.
 LEAST_RUNS = least_values()
-# Default number of runs: at least 7, as in %timeit, and one more than an interval needs.
+# Default number of runs: at least 7, as in %timeit, and at least one more than LEAST_RUNS.
 RUNS = max(7, LEAST_RUNS + 1)
 
 # A function that runs the given number of steps between the stopwatch's `begin` and `end`.
@@ -61,7 +61,7 @@ class Timing(Shown):
     best = property(lambda self: min(self.timings), doc="Return the fastest run, per loop.")
     worst = property(lambda self: max(self.timings), doc="Return the slowest run, per loop.")
     average = property(lambda self: fmean(self.timings), doc="Return the mean, per loop.")
-    stdev = property(lambda self: pstdev(self.timings), doc="Return their standard deviation.")
+    stdev = property(lambda self: pstdev(self.timings), doc="Return the standard deviation.")
     median_s = property(lambda self: median(self.timings), doc="Return the median, per loop.")
 
     @property
@@ -154,7 +154,7 @@ class Timer:
                     yield Progress(1.0, "the budget was short: one run")
                     return
                 self.timing = replace(self.timing, first_call_s=first.wall_s)
-                state = self.step.state()  # with optimizer state, and after compiling
+                state = self.step.state()  # includes optimizer state; taken after compiling
                 afresh = self.loops is None and self._begins_afresh(guard.state)
                 state = guard.state if afresh else state
             loops = self.loops or (1 if afresh else (yield from self._autorange(state)))
@@ -162,7 +162,7 @@ class Timer:
             yield from self._runs(state, settles=not is_exact and not afresh)
 
     def _runs(self, state: Snapshot, settles: bool) -> Iterator[Progress]:
-        """Time runs from the same state, after an untimed step if `settles` and time allows it."""
+        """Time runs from one state, each after an untimed step if `settles` and time allows it."""
         slowest_s, first_s, runs = 0.0, self.timing.first_call_s or 0.0, self.timing.all_runs
         settles &= self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
         least = RUNS if self.runs is None else self.runs

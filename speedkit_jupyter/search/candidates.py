@@ -18,7 +18,7 @@ from speedkit_jupyter.step.variants import Variant, of_values, words
 
 # Optimizations that lower precision; a plan has at most one.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
-# The flag that is on in every race if it has an effect: toggling the flag is slow and noisy.
+# The optimization in every plan that races, if it has an effect: toggling it is slow and noisy.
 ALWAYS = "malloc"
 
 
@@ -30,7 +30,7 @@ class Candidate:
 
     @property
     def costly(self) -> bool:
-        """Return whether the plan compiles code, which takes seconds at its first step."""
+        """Return whether the plan compiles code, so that its first step takes seconds."""
         return any(optimizations.named(name).costly for name in self.values)
 
     @cached_property
@@ -51,20 +51,20 @@ class Candidate:
         return Candidate({name: self.values[name]})
 
     def without_each(self) -> list[Candidate]:
-        """Return for each part the plan without the part; empty for a plan of one part."""
+        """Return one plan per part, without that part; an empty list for fewer than two parts."""
         return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:
-        """Return the plan with one change, without parts that conflict or also lower precision."""
+        """Return the plan with a change added, and without parts that conflict with the change."""
         (name,) = single.values
         excluded = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
         excluded |= {one for one in self.values if name in optimizations.named(one).excludes}
         return self.without(*excluded) + single
 
     def neighbours(self, singles: Sequence[Candidate]) -> list[Candidate]:
-        """Return the plan without each of its parts, then with each missing single change.
+        """Return variations of the plan: each with a part removed, then each with a change added.
 
-        A compiled plan also has the neighbours of the plan without compiling.
+        For a compiled plan, also return the neighbours of the plan without compilation.
         """
         new = [single for single in singles if not single.values.items() <= self.values.items()]
         near = [*self.without_each(), *map(self.joined, new)]
@@ -85,7 +85,7 @@ WHOLE = Candidate({"compile": {"enabled": True, "scope": "model"}})
 def candidates(
     hardware: Hardware, every: Sequence[Facts], keep: Collection[str] = ()
 ) -> list[Candidate]:
-    """Return the single changes with an effect on one of the models, in the catalog's order.
+    """Return the one-part plans with an effect on at least one model, in the catalog's order.
 
     Optimizations in `keep`, optimizations that change the model, and superseded ones are left out.
     """
@@ -104,10 +104,10 @@ def candidates(
 
 
 def first_plans(singles: Sequence[Candidate], steps_are_long: bool) -> list[Candidate]:
-    """Return the largest combination, also compiled; then its variations, then single changes.
+    """Return plans in racing order: a combination, its compiled forms, variations, single changes.
 
-    The combination has the first value of each optimization that can be joined and doesn't compile,
-    except choices among alternatives (the number of threads, the attention kernel).
+    The combination has the first value of each optimization that can be joined and doesn't compile.
+    It has no choices among alternatives (the number of threads, the attention kernel).
     """
     cheap = [single for single in singles if not single.costly]
     costly = [single for single in singles if single.costly]

@@ -36,10 +36,10 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 
 @dataclass(frozen=True)
 class Task:
-    """The work of a step.
+    """The work of a step, as the key of its learned plan.
 
-    It consists of the class of the first model, shapes and dtypes of the `inputs` of calls, the
-    optimizers, whether an optimizer made a step, and the optimizations to leave unchanged.
+    It has the first model's class name, the shapes and dtypes of model inputs, the optimizers,
+    whether an optimizer stepped (`trains`), and the optimizations to leave unchanged (`kept`).
     """
 
     model: str = ""
@@ -53,7 +53,7 @@ class Task:
 
 
 class TaskFacts(NamedTuple):
-    """Facts from a step's first calls; `autocast` has the precisions of the step's autocast."""
+    """Facts from a step's first calls; `autocast` has the 16-bit dtypes of its own autocast."""
 
     setting: str
     task: Task
@@ -64,7 +64,7 @@ class TaskFacts(NamedTuple):
 def setting(models: Sequence[Module], hardware: Hardware) -> str:
     """Return a fingerprint of models (structure, shapes, dtypes), machine and torch version.
 
-    The fingerprint includes threads and user kernels. Models may have any order, but no plan.
+    It includes the number of threads and the user's kernels. The models' plans must be hidden.
     Plans for another machine are measured on this one, so the fingerprint has both machines.
     """
     device = Facts.read(models[0]).device
@@ -97,10 +97,10 @@ def inputs(args: Any, kwargs: Any) -> tuple[str, ...]:
 
 
 def inputs_of_calls(calls: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the inputs of the first call, with `*` for each length that differs in other calls.
+    """Return the inputs of the first call, with `*` for each size that differs in other calls.
 
-    If calls differ in the number of tensors, ranks or dtypes, only the first counts. The first
-    dimension stays: it is the number of samples, which may be smaller in the last batch.
+    If calls differ in the number of tensors, ranks or dtypes, only the first call counts. The first
+    dimension keeps its size: it is the batch size, which may be smaller in the last batch.
     """
     parts = [[one.partition(" ") for one in call] for call in calls]
     forms = {tuple((shape.count("x"), dtype) for shape, _, dtype in call) for call in parts}
@@ -117,13 +117,13 @@ class StepReader(Watcher):
 
     def __init__(self, step: Step, hardware: Hardware) -> None:
         self._step, self._hardware, self._trains = step, hardware, False
-        self._inputs: dict[tuple[str, ...], None] = {}  # the different inputs of calls, in order
+        self._inputs: dict[tuple[str, ...], None] = {}  # distinct inputs of model calls, in order
         self._decodes = False
         self._autocast: set[str] = set()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note optimizer steps, autocast and, unless the model is compiled, inputs in the block."""
+        """Record optimizer steps, autocast dtypes and, unless compiled, the models' inputs."""
         is_compiled = Facts.read(self._step.models[0]).compiled != "no"
         with (
             optimizer_hooks(self._stepped, ours=self._step.optimizers),
@@ -141,7 +141,7 @@ class StepReader(Watcher):
         self._decodes = self._decodes or kwargs.get("past_key_values") is not None
 
     def facts(self, runner: Runner) -> TaskFacts:
-        """Return the facts of the step, whose first calls the baseline's `runner` has made."""
+        """Return the step's facts, after its first calls by the baseline's `runner`."""
         step, made = self._step, runner.facts.made
         facts = [Facts.read(one, step.holders(one)).stepped_by(made) for one in step.models]
         optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
@@ -154,7 +154,7 @@ class StepReader(Watcher):
 
 
 def find(where: str, task: Task) -> database.Kept | None:
-    """Return the usable learned plan for a task in the setting `where`; None without one."""
+    """Return the usable plan for the fingerprint `where` (see `setting`) and a task; else None."""
     entries = database.learned(where)
     return next((e for e in entries if e.task == task.key() and is_usable(e)), None)
 
@@ -162,19 +162,19 @@ def find(where: str, task: Task) -> database.Kept | None:
 def newest(
     models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
 ) -> database.Kept | None:
-    """Return the models' newest plan or None; with optimizers, preferably a plan for training."""
+    """Return the newest plan or None; prefer training plans with optimizers, else inference."""
     if not database.learned():  # avoids computing a fingerprint
         return None
     with hidden(*models):
         entries = database.learned(setting(models, hardware))
     entries = list(filter(is_usable, entries))
     fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
-    # Inference and training may need different plans.
+    # Inference may gain where training does not, so empty plans of the other kind are ignored.
     return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
 
 
 def is_usable(learned: database.Kept) -> bool:
-    """Return whether this version's engine found the plan, and knows all its options."""
+    """Return whether the current engine version found the plan, and all its options exist."""
     with suppress(ConfigError):
         return not learned.is_earlier and config_of(learned) is not None
     return False
@@ -183,7 +183,7 @@ def is_usable(learned: database.Kept) -> bool:
 def store(
     where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, ratio: Ratio | None
 ) -> None:
-    """Store a plan with its proof; an empty plan if nothing helped. Raises SpeedKitError."""
+    """Store a plan with its proof, or an empty plan if nothing helped. Raises SpeedKitError."""
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
     proof = ratio.to_dict() if ratio else dict.fromkeys(("median", "low", "high"))
@@ -203,7 +203,7 @@ def config_of(learned: database.Kept) -> SpeedConfig:
 
 
 def gain(plan: Mapping[str, Any]) -> str:
-    """Return the speed-up, `1.31× (1.25× to 1.38×)` or `too few rounds`; empty if unknown."""
+    """Return the speed-up as `1.31× (1.25× to 1.38×)` or `too few rounds`; empty if unknown."""
     speedup, low, high = (plan.get(key) for key in ("speedup", "low", "high"))
     if speedup is None:
         return ""

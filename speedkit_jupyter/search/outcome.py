@@ -1,4 +1,4 @@
-"""The result of a search: plan, proof, reasons against others; and the answers in this process."""
+"""The result of a search (plan, proof, reasons against others), and this process's results."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ INTERRUPTED = "interrupted"
 class Tuning(Shown):
     """The result of a search: a proven plan, the `winner`; a plan that is `likely`; or neither.
 
-    `comparison` is the winner's proof in fresh rounds, with rivals and plans without a part.
+    `comparison` is the winner's proof in fresh rounds, which also time rivals and smaller plans.
     `ratio` is the winner's speed-up in any process, unless `where` is " in this process". `unclear`
-    is the reason for a missing answer, `busy` tells of delays by other programs, `most` is the
-    highest speed-up in any range, `learned` the entry of a learned winner. No model is kept alive.
+    is the reason for a missing answer, `busy` a sentence about delays by other programs. `most` is
+    the highest end of any range, `learned` the winner's stored entry. No model is kept alive.
     """
 
     REPORT = "speedkit_jupyter.report.tuning_report:tuning_report"
@@ -71,7 +71,7 @@ class Tuning(Shown):
         self.is_newer = True  # True until a plan is applied to one of the models
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
-        """Set the winner, with its proof and its speed-up in any process, or only in this one."""
+        """Set the winner, its proof, and its speed-up: in any process, or else only in this one."""
         record = TimedPlan.of(comparison, plan).record
         here, anywhere = comparison.ratio(record), comparison.in_any_process(record)
         is_only_here = here and anywhere and here.verdict == "faster" != anywhere.verdict
@@ -81,7 +81,7 @@ class Tuning(Shown):
         self.tried.reasons.pop(plan.name, None)
 
     def conclude(self, why: str, seconds: float, compiling_s: float = 0.0) -> None:
-        """Set the likely plan if none is proven, or the reason why the search found no answer.
+        """Set times, `most` and `busy`; without a winner, also set `likely` and `unclear`.
 
         `why` is the reason for a missing answer. `unclear` stays empty if clearly no plan helps.
         """
@@ -108,7 +108,7 @@ class Tuning(Shown):
 
     @property
     def rejected(self) -> dict[str, str]:
-        """Return the reason against each other plan, by name."""
+        """Return the reasons against plans other than the winner, by plan name."""
         return self.tried.reasons
 
     @property
@@ -120,7 +120,7 @@ class Tuning(Shown):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether the search has an answer: a proven plan, or that no plan helps."""
+        """Return whether the search has ended with an answer: a plan is proven, or none helps."""
         return self.helped or bool(self.seconds and not self.unclear)
 
     @property
@@ -139,7 +139,7 @@ class Tuning(Shown):
 
     @property
     def config(self) -> SpeedConfig:
-        """Return the winner's config with source `measured`; without a winner, an empty config."""
+        """Return the winner's config; without a winner, a config that changes nothing."""
         if not self.helped:
             return SpeedConfig().alone(f"left as it is: {self.why_left}")
         why = f"measured: {self.winner.name} {self.ratio}{self.where}"
@@ -161,9 +161,9 @@ class Tuning(Shown):
     def apply(self, likely: bool = False) -> list[SpeedContext]:
         """Apply the plan to the step's models.
 
-        In a notebook, variables get the contexts (`ctx` the first), as with `%speedkit apply`. If
-        nothing helps, plans in force are undone. If the search is undecided, plans in force stay,
-        and a message says so.
+        In a notebook, the contexts are assigned to variables: `ctx`, or longer names if `ctx` is in
+        use. If no plan helps, plans in force on the models are undone. If the search is undecided,
+        plans in force stay, and a message says so.
 
         Args:
             likely: If True, also apply a plan that is likely but not proven.
@@ -181,7 +181,7 @@ class Tuning(Shown):
         return contexts
 
     def put_in_force(self, likely: bool = False) -> list[SpeedContext]:
-        """Apply the plan like `apply()`, for a caller that names and shows the contexts."""
+        """Apply the plan like `apply()`, but assign no variables; return the contexts."""
         models = list(self.models)
         config = self.likely_config if likely and not self.helped else self.config
         if config is not None and (self.helped or likely):
@@ -203,7 +203,7 @@ class Tuning(Shown):
         return []
 
     def parts(self) -> list[tuple[str, Ratio]]:
-        """Return the name of each measured part, with the speed-up of the plan by the part."""
+        """Return the name of each measured part, with the speed-up that it adds to the plan."""
         found = parts_of(self.winner, self.comparison) if self.comparison else []
         return [(part.word, part.ratio) for part in found]
 
@@ -224,14 +224,14 @@ class Tuning(Shown):
 
 
 def _say(line: str) -> None:
-    """Show a line: as output in a notebook, where a warning would name a file of IPython."""
+    """Show a line as a warning; in a notebook as output, where warnings name IPython's files."""
     (messages.warn if notebook() is None else messages.important)(line)
 
 
 class SearchMemory:
-    """The answers of this process's searches for living models, the newest last.
+    """The results of this process's settled searches for living models, the newest last.
 
-    `listeners` are called after each answer.
+    `listeners` are called after each settled search.
     """
 
     def __init__(self) -> None:
@@ -243,19 +243,19 @@ class SearchMemory:
         self._answers, self.newest = list[Tuning](), cast("Tuning | None", None)
 
     def add(self, tuning: Tuning) -> None:
-        """Store the answer of a settled search; `newest` is the last tuning, settled or not."""
+        """Make a search's result the `newest`; if it is settled, also keep it for its models."""
         self.newest = tuning
         if tuning.is_settled:
             self._answers = [one for one in self._answers if one.models] + [tuning]
             self.listeners.tell()
 
     def likely_config(self, models: Iterable[Any]) -> SpeedConfig | None:
-        """Return the likely plan of the newest search if that was for these models; else None."""
+        """Return the newest search's likely plan if that search was for these models; else None."""
         found = self.newest
         return found.likely_config if found is not None and found.is_of(models) else None
 
     def of(self, model: torch.nn.Module | None) -> Tuning | None:
-        """Return the newest answer for this model; None without one."""
+        """Return the result of the newest settled search for this model; None without one."""
         whole = None if model is None else unwrapped(model)
         for tuning in reversed(self._answers):
             if any(unwrapped(known) is whole for known in tuning.models):
@@ -268,5 +268,5 @@ class SearchMemory:
             found.is_newer = False
 
 
-# Module state, because it belongs to the process, like plans and flags.
+# A global, because results of searches belong to the process, like plans and flags.
 MEMORY = SearchMemory()

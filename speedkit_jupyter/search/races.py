@@ -1,4 +1,4 @@
-"""The policies of races, which choose a plan, and of proofs; the leader; the search budget."""
+"""The policies of races and proofs, the choice of the leading plan, and the search budget."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PlanRace(Policy):
         return self._budget.race_s
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return baseline and possible leaders; empty with one leader or none, or at six rounds."""
+        """Return the baseline and possible leaders; empty if decided, or after six rounds."""
         gone = {row.name for row in clearly_slower(racing)}
         staying = [racing[0], *(row for row in racing[1:] if row.name not in gone)]
         is_decided = len(staying) == 1 < len(racing)
@@ -53,9 +53,9 @@ def _is_early(records: Sequence[Record]) -> bool:
 
 
 def clearly_slower(records: Sequence[Record]) -> list[Record]:
-    """Return the records that are clearly slower than the fastest; empty after too few rounds.
+    """Return the records that are clearly slower than the fastest; none if rounds are too few.
 
-    Times are compared within rounds. If undelayed rounds suffice, delayed rounds don't count.
+    Times are compared within rounds. If enough rounds are undelayed, delayed rounds don't count.
     """
     if _is_early(records):
         return []
@@ -74,9 +74,9 @@ def clearly_slower(records: Sequence[Record]) -> list[Record]:
 
 
 def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candidate:
-    """Return the plan that leads a race, or may still be the best; else BASELINE.
+    """Return the plan that leads a race if it may beat the baseline; else return BASELINE.
 
-    A compiled plan must lead the baseline and uncompiled plans by more than a few rounds' error.
+    A compiled plan must lead the baseline and uncompiled plans by more than the timing error.
     """
     gains = {plan.name: TimedPlan.of(comparison, plan).gain() for plan in plans}
     plain = max([1.0, *(gains[plan.name] for plan in plans if not plan.costly)])
@@ -89,10 +89,10 @@ def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candid
 
 
 def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
-    """Return the plan with the highest gain whose parts pay off; among equals the smallest.
+    """Return the plan with the highest gain among the plans whose parts pay off.
 
-    The first plan wins if it is among the equals. A part pays off if the plan leads the plan
-    without the part by the part's least gain.
+    If gains differ by less than SAME, the first plan wins, or else the smallest. Parts pay off if
+    the plan leads each plan with a subset of its parts by the other parts' largest `least_gain`.
     """
 
     def pays(plan: Candidate) -> bool:
@@ -118,7 +118,7 @@ def least_gain(name: str) -> float:
 
 
 class PlanPart(NamedTuple):
-    """One optimization of a plan; `ratio` is the speed-up of the plan by the part."""
+    """One optimization of a plan: its name, its `word` in plan names, the speed-up it adds."""
 
     name: str
     word: str
@@ -126,7 +126,7 @@ class PlanPart(NamedTuple):
 
     @property
     def is_proven(self) -> bool:
-        """Return whether the part is proven to help, with a median of its least gain or more."""
+        """Return whether the part is proven to help, and its median gain is large enough."""
         return self.ratio.verdict == "faster" and self.ratio.median >= least_gain(self.name)
 
     @property
@@ -163,7 +163,7 @@ def proven_gains(rows: Mapping[str, TimedPlan], checked: bool = True) -> dict[st
 
 
 def _may_matter(comparison: Comparison, one: Record, other: Record) -> bool:
-    """Return whether the faster plan is unknown, and may lead by LEAST_WORTH_FINDING or more."""
+    """Return whether either plan may be faster, and may lead by LEAST_WORTH_FINDING or more."""
     found = comparison.compared(one, other, 2 * statistics.ERROR)  # ERROR on each side
     if found is None or not found.low <= 1 <= found.high:
         return False
@@ -171,12 +171,12 @@ def _may_matter(comparison: Comparison, one: Record, other: Record) -> bool:
 
 
 class Proof(Policy):
-    """Continue until the first plan's ratio is precise, rivals are dropped and parts are clear.
+    """Time plans until the first plan's ratio is precise, rivals are dropped and parts are clear.
 
     Rivals are dropped once they are clearly slower. A plan without one part is dropped once that
     part is proven or, if steps are long, once the plan is clearly slower. Unclear rivals and parts
     get MOST_UNCLEAR_ROUNDS, and more if they may matter and over UNCLEAR_SHARE of the budget is
-    left. Then plans are checked, the best first, until one plan is right.
+    left. Then the results of plans are checked, the best first, until one plan passes.
     """
 
     proves, checked, measures_memory = True, 2, False
@@ -226,7 +226,7 @@ class Proof(Policy):
         return (is_clear or has_enough) and ratio.is_precise(precise * (1 + has_enough))
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the best plan, then other plans until one is right."""
+        """Yield the best plan, then the next best plans, until the results of one are right."""
         timed = {plan.name: TimedPlan.of(comparison, plan) for plan in self._plans}
         gains = proven_gains(timed, checked=False)
         while gains[(best := leader(self._plans, gains)).name] > 1:
@@ -240,7 +240,7 @@ class Proof(Policy):
 
 
 class SearchBudget(budget.Budget):
-    """The budget of a search: the user's `budget_s`, or a default that grows with the step.
+    """The budget of a search: `budget_s`, or a default that grows with the step's duration.
 
     `step_s` is the median time of a step in seconds; 0 until a step is timed.
     """
@@ -276,7 +276,7 @@ class SearchBudget(budget.Budget):
 
     @property
     def steps_are_long(self) -> bool:
-        """Return whether three proofs exceed the budget: then not every part is proven."""
+        """Return whether three proofs would exceed the budget; then not every part is proven."""
         return 3 * self.proof_s > self.seconds
 
     def room(self) -> int:
@@ -287,7 +287,7 @@ class SearchBudget(budget.Budget):
 
     @property
     def race_s(self) -> float:
-        """Return the time limit of a race, which leaves enough for a proof."""
+        """Return the seconds that a race may take, so that enough is left for a proof."""
         # 1.3 allows for overhead between blocks of a proof, and for other programs.
         left_s = self.left_s - max(1.3 * self.proof_s, thresholds.PROOF_SHARE * self.seconds)
         return min(thresholds.RACE_SHARE * self.seconds, max(left_s, 0.0))

@@ -43,7 +43,7 @@ FIRST_STEP, RACING, PROVING = range(1, 4)
 
 
 class PlanSearch:
-    """Search for a plan: drain `run()`, then read `result()`; closing `run()` keeps the result.
+    """Search for a plan: exhaust or close `run()`, then read the result so far from `result()`.
 
     The arguments are as in `tune`; the budget begins at `begun_s` on the clock. Raises StepError.
     """
@@ -177,10 +177,10 @@ class PlanSearch:
             row = tried.row_of(best)
             if waiting and row and row.ratio.median <= 1 + SAME:
                 waiting = tried.best_first(BASELINE, waiting)
-                continue  # a possible leader is worth a proof only if no other plan is waiting
+                continue  # a plan without a gain is worth a proof only if no plan is waiting
             if best.values:
                 yield from self.prove(best)
-                if best in tried.refused:  # plans that lost to `best` may be right
+                if best in tried.refused:  # plans that lost to `best` race again
                     tried.raced.difference_update(plan.name for plan in asked)
                     waiting = [*asked, *waiting]
                 waiting = list(filter(tried.is_new, waiting))
@@ -191,7 +191,7 @@ class PlanSearch:
         return waiting
 
     def _worth_trying(self, near: Iterable[Candidate]) -> list[Candidate]:
-        """Return new plans joined with `_always`; plans that compile too long only get a reason."""
+        """Return new plans joined with `_always`; reject plans that compile too long."""
         plans = {plan.name: plan for plan in (one + self._always for one in near) if plan.values}
         able, given_s, whole = [], self._budget_s, candidates.WHOLE.values.items()
         is_long = self._whole_s > max(thresholds.MOST_WHOLE_S, self.budget.seconds)
@@ -212,14 +212,14 @@ class PlanSearch:
     ) -> Generator[Progress, None, Candidate]:
         """Race plans, then variations of the best as time allows; return the best, or BASELINE.
 
-        The returned plan is faster than the baseline, or may be. The other plans get a reason.
+        The best plan is faster than the baseline, or may be. Reasons against the others are set.
         """
         tried, best, title = self.tried, BASELINE, "racing the suggested plans"
         for _ in range(thresholds.MOST_RACES):
             tried.add(asked)
             if len(asked) == 1 and not (self._whole_s and asked[0].costly):
                 return asked[0]  # a single plan only needs a proof
-            # If all plans keep memory, the baseline does too, so that rounds don't toggle a flag.
+            # If all plans keep freed memory, so does the baseline: rounds needn't toggle the flag.
             is_kept = all(candidates.ALWAYS in plan.values for plan in asked)
             policy = races.PlanRace(self.budget)
             with heap.kept() if is_kept else nullcontext():
@@ -246,9 +246,9 @@ class PlanSearch:
     def prove(self, whole: Candidate, learned: bool = False) -> Iterator[Progress]:
         """Prove a plan in fresh rounds, set a proven winner, and add refused plans to `tried`.
 
-        These rounds take no part in choosing the plan. Unless the plan is `learned`, other plans
-        run too, and may win: the plan without each of its parts, and the best plans so far. If
-        steps are long, the others run only if they have raced and may be the best.
+        The plan was chosen without these rounds. Unless it is `learned`, other plans are timed too,
+        and may win: the plan without each of its parts, and the best plans so far. If steps are
+        long, the others are timed only if they have raced and may be the best.
         """
         tried, is_long, others = self.tried, self.budget.steps_are_long, list[Candidate]()
         if not learned:
@@ -289,7 +289,7 @@ class PlanSearch:
         finally:
             self._compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
-            # While memory is kept, steps differ in time from the user's steps.
+            # While freed memory is kept, steps don't take as long as the user's steps.
             times_s = () if heap.is_kept() else comparison.baseline.times_s
             budget.follow(times_s, bool(comparison.busy))
             if benchmark.has_results():
@@ -297,7 +297,7 @@ class PlanSearch:
         return comparison
 
     def _store(self, seen: learning.TaskFacts) -> None:
-        """Store the plan; or, if clear and no options are kept, that nothing helps. Note errors."""
+        """Store the winner; or, if clearly none helps and no options are kept, an empty plan."""
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
             plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
@@ -341,7 +341,7 @@ def tune(
     Raises:
         StepError: the step can't be measured, or an argument is invalid.
         ArgumentError: `optimizer` is not a torch optimizer.
-        KeyboardInterrupt: after Ctrl-C; its `tuning` is the result so far.
+        KeyboardInterrupt: after Ctrl-C; its attribute `tuning` is the result so far.
 
     Example::
 

@@ -19,9 +19,9 @@ MAY_BE_BEST = 0.93
 
 # When a plan is dropped.
 
-# A plan that takes this many times as long as the baseline in warm-up is not timed.
+# A plan that takes over this many times as long as the baseline in warm-up is not timed.
 MOST_TIMES_SLOWER = 3.0
-# A plan that takes this many times as long as the fastest is dropped despite noise.
+# A plan that takes over this many times as long as the fastest is dropped despite noise.
 CLEARLY_SLOWER = 1.25
 # Fewest rounds to drop a plan or call one likely: a median of three ignores one disturbed round.
 FEW_ROUNDS = 3
@@ -37,19 +37,19 @@ LEAST_RACE_S = 0.03
 # Most races in a row (of suggested plans, then of variations of the best), most plans per race.
 MOST_RACES = 3
 MOST_CANDIDATES = 5
-# Shares of the budget: the limit on a race, and the minimum that races leave for the proof. If the
-# first call of a compiled plan took at most RACE_SHARE, its variations are compiled, too.
+# Shares of the budget: the most time for a race, and the least time that races leave for a proof.
+# Variations of a compiled plan are compiled only if its first call took at most RACE_SHARE.
 RACE_SHARE = 0.25
 PROOF_SHARE = 0.3
-# Number of steps in a default budget, and approximate number of rounds of a proof.
+# Number of steps that a default budget has time for; approximate number of rounds of a proof.
 ENOUGH_STEPS, ENOUGH_ROUNDS = 60, 10
-# Estimates: a plan's time ÷ the baseline's time, and a plan's time in a race ÷ its time in a proof.
+# Estimates: a plan's time ÷ the baseline's time, and a plan's time in a race ÷ the time of a proof.
 PLAN_SHARE, CANDIDATE_SHARE = 0.5, 0.125
 # Largest default budget in seconds, for long steps.
 MOST_GROWN_S = 900.0
 # Seconds of compiling a small network; with a shorter user budget, nothing is compiled.
 LEAST_COMPILING_S = 20.0
-# Only blocks are compiled if compiling the whole model would take longer than the budget, and than
+# Only blocks are compiled if compiling the whole model would take longer than both the budget and
 # this limit in seconds.
 MOST_WHOLE_S = 3 * DEFAULT_BUDGET_S
 

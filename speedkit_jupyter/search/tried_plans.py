@@ -16,7 +16,7 @@ from speedkit_jupyter.support.units import WIDE, count, ratio, seconds
 
 
 class Stage(NamedTuple):
-    """One benchmark of a search, with its title for progress and rows."""
+    """One benchmark of a search, with the title that progress and JSON show."""
 
     title: str
     comparison: Comparison
@@ -24,15 +24,15 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class TimedPlan:
-    """The times of a plan, with the comparison that has its baseline.
+    """The times of a plan, with the comparison that has the baseline's times.
 
-    | state | times | next |
+    | property | condition | consequence |
     | --- | --- | --- |
-    | `is_refused` | any: it failed, is wrong or unchecked, or changes the model | its gain is 0 |
-    | `cannot_win` | refused, or the same as the baseline | its `ratio` is 0 |
-    | `is_vague` | a wide range, or other programs decide | no figure is reported |
-    | `is_undecided` | it can win, but rounds are few or vague | more rounds, or "no time" |
-    | `is_likely` | enough rounds show a gain | a proof |
+    | `is_refused` | it failed, is wrong or "not checked", or changes the model | it cannot win |
+    | `cannot_win` | it is refused, or the same as the baseline | its `ratio` is 0 |
+    | `is_vague` | a wide range, or other programs' load decides | no speed-up is reported |
+    | `is_undecided` | it can win, but rounds are few or vague | the search may be unclear |
+    | `is_likely` | enough rounds show a gain | without a proof, it may be the likely plan |
     """
 
     comparison: Comparison
@@ -49,7 +49,7 @@ class TimedPlan:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the plan failed, is wrong, can't be checked, or changes the model."""
+        """Return whether the plan failed, is wrong or "not checked", or changes the model."""
         is_other = self.record.is_other_model(self.comparison.baseline)
         verdict = self.comparison.verdict(self.record)
         return verdict in ("failed", "declined", "wrong") or not self.record.is_checked or is_other
@@ -66,9 +66,9 @@ class TimedPlan:
         return found or Ratio(0.0, 0.0, 0.0, 0)
 
     def gain(self, proven: bool = False, checked: bool = True) -> float:
-        """Return the speed-up; 0 if the plan must not be chosen: it is refused or was dropped.
+        """Return the speed-up; 0 if the plan must not be chosen: it cannot win or was dropped.
 
-        With `proven`, the verdict must be "faster"; with `checked` too, results must be checked.
+        If `proven`, the verdict must be "faster"; if also `checked`, the results must be checked.
         """
         was_dropped = len(self.record.times_s) < len(self.comparison.baseline.times_s)
         is_unproven = proven and self.comparison.verdict(self.record) != "faster"
@@ -86,13 +86,13 @@ class TimedPlan:
 
     @property
     def is_vague(self) -> bool:
-        """Return whether the rounds decide nothing: a wide range, or too much load."""
+        """Return whether the rounds decide nothing: the range is wide, or the load decides."""
         (low, high), baseline = self.range, self.comparison.baseline
         return high > WIDE * low or self.comparison.load_decides(baseline, self.record)
 
     @property
     def is_undecided(self) -> bool:
-        """Return whether the plan works, but too few or too vague rounds show its gain."""
+        """Return whether the plan can win, but its rounds are too few or too vague."""
         is_slow = "far slower" in self.record.notes.get("left out", "")
         enough = thresholds.FEW_ROUNDS if self.comparison.busy else 1
         has_few = self.ratio.pairs < enough or self.is_vague
@@ -156,9 +156,9 @@ class TimedPlan:
 class TriedPlans:
     """The plans of a search by name, with the `stages` that timed them.
 
-    `raced` has the names of the plans that were timed, and don't race again. Plans with all parts
-    of a `refused` plan, refused in a proof, don't race either. `reasons` has the reasons against
-    raced and refused plans, and against plans that had no time.
+    `raced` has the names of the plans that are no longer new. `refused` has the plans that a proof
+    refused; no plan that contains all parts of a refused plan is tried. `reasons` has the reason
+    against each plan that was rejected or had no time, by name.
     """
 
     stages: list[Stage] = field(default_factory=list)
@@ -188,7 +188,7 @@ class TriedPlans:
         return next((row for row in self.rows() if row.name == plan.name), None)
 
     def set_reason(self, name: str, reason: str) -> None:
-        """Set the reason against a plan; the newest reason comes last."""
+        """Set the reason against a plan, as the last entry of `reasons`."""
         self.reasons.pop(name, None)
         self.reasons[name] = reason
 
@@ -212,7 +212,7 @@ class TriedPlans:
         return any(other.values.items() <= plan.values.items() for other in self.refused)
 
     def best(self) -> TimedPlan | None:
-        """Return the best likely or else the best timed plan, the smallest of equals; else None."""
+        """Return the best plan, likely ones first; among equals the smallest. None without one."""
         timed = [row for row in self.rows() if row.ratio.pairs]
         timed = [row for row in timed if not self._is_refused(self.plans[row.name])]
         able = [row for row in timed if row.is_likely] or timed
@@ -230,8 +230,8 @@ class TriedPlans:
         """Return the other plans by their expected speed relative to the plan, the best first.
 
         The expected speed is the measured ratio, or the product of the gains of the differing
-        parts. Plans below `least` are left out. So are new compiled plans that don't promise a
-        gain; new variations of a compiled plan stay if `compiles` and they may be the best.
+        parts. Plans below `least` are left out, and new compiled plans without an expected gain.
+        If `plan` is compiled, new compiled plans stay only if `compiles` and they may be the best.
         """
         speedups, gains, own = self._speedups(), self.gains_of_parts(), set(plan.name.split("+"))
 

@@ -36,9 +36,9 @@ GIVEN_AGAIN = (
 # Other threads are busy if they use more than 50 µs of CPU time in 10 ms: waiting threads use a few
 # µs; a thread that adds a number every millisecond uses 200 µs.
 AT_WORK_S = 5e-5
-# Most names that a line lists; further names are counted.
+# Maximum number of names to list in a line; further names are counted.
 MOST_NAMES = 5
-# Module state, because all measurements share the process, its flags and its clock.
+# A global, because all measurements share the process, its flags and its clock.
 _IN_PROGRESS: list[MeasurementGuard] = []
 
 
@@ -58,8 +58,8 @@ class MeasurementGuard:
     """On entry, copy the state that a step may change; on exit, restore it. Drop output until exit.
 
     A walk from `roots` finds the state; plans apply to `models`; `tell` gets lines about state and
-    effects that can't be put back. With `off_device`, copies are in main memory. Raises StepError
-    in another guard, or if another thread trains. `paused_s` and `taking_s` time pauses and entry.
+    effects that can't be put back. `off_device` puts copies in main memory. Raises StepError within
+    another guard, or if another thread trains. `paused_s` and `taking_s`: time of pauses and entry.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class MeasurementGuard:
             self._go_home()
         failed = self.state.failed.items()
         self._tell([f"{name} {why}" for name, why in failed if "put back" in why])
-        self.state.let_go()  # results refer to it, and weights must not have views
+        self.state.let_go()  # else results would keep its aliases of weights alive
 
     def _go_home(self, for_good: bool = True) -> None:
         """Put the user's state and iterators in place, and stop dropping output."""
@@ -167,7 +167,7 @@ def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
     if process_time() - thread_time() - begun_s <= AT_WORK_S:
         return
     versions = [(n, p, version(p)) for m in models for n, p in m.named_parameters()]
-    sleep(0.1)  # long enough for most training loops to make a step
+    sleep(0.1)  # long enough for a step of most training loops
     if changed := next((name for name, p, before in versions if version(p) != before), ""):
         raise StepError(
             f"another thread changes {changed}, which the step reaches: measure when it has ended"

@@ -20,7 +20,7 @@ MACHINERY = frozenset([
     "_frozen_importlib", "inspect", "pytest", "_pytest", "pluggy", "hypothesis", "debugpy", "pdb",
     "bdb", "gc", "types", "abc", PACKAGE,
 ])  # fmt: skip
-# Exceptions to MACHINERY: values that are shared with other processes.
+# Exceptions to MACHINERY: modules of values that are shared with other processes.
 SHARED = ("multiprocessing.shared_memory", "multiprocessing.sharedctypes")
 # Parts of torch that compile, record and communicate: putting their objects back breaks them.
 INNER_MODULES = re.compile(

@@ -1,4 +1,4 @@
-"""Replace a step's iterators by replays: all steps, and later the user, draw the same elements."""
+"""Replace a step's iterators with replays: all steps, then the user, draw the same elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Holder = tuple[Any, StateHandler]
 
 
 class Replayed(NamedTuple):
-    """An iterator, its replay, the `twin` that the user gets back if a step drew, and holders."""
+    """An iterator, its replay, the `twin` that the user gets if a step drew, and its holders."""
 
     original: Any
     replay: Replay
@@ -71,7 +71,7 @@ class Replays:
             one.replay.rewind()
 
     def take(self) -> None:
-        """Replace the iterators by replays in all holders."""
+        """Replace the iterators with their replays in all holders."""
         self._exchange([one.replay for one in self._found])
 
     def hand_back(self) -> None:

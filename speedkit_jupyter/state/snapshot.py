@@ -30,10 +30,10 @@ from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table, parameter_table
 
 # A snapshot with a base compares all objects in its first FIRST restores and in every ALL_EVERYth;
-# otherwise only objects that have changed before, or are not in the base.
+# other restores compare only objects that have changed before, or are not in the base.
 FIRST, ALL_EVERY = 2, 16
 Key = tuple[int, StateHandler]
-# State in modules' attributes that `module_state_kept` restores, and the limit on its objects:
+# Handlers of the attributes that `module_state_kept` restores, and the maximum number of objects:
 # copying takes 75 µs per object.
 CONTENTS = (Dicts, Lists, Sets, Arrays, Buffers, Generators, Tensors)
 MOST_HELD = 1000
@@ -53,8 +53,8 @@ class Snapshot:
 
     Copies of tensors are on the originals' device, or in main memory with `off_device`. Unchanged
     tensors and arrays share the copies of an earlier `base`; with `for_timing`, changed large float
-    tensors do too, because their values don't affect time. `failed` has reasons by name of objects
-    and settings that can't be copied or put back; `too_large` has the names of data not copied.
+    tensors do too, because their values don't affect time. `failed` has the reason why an object or
+    setting can't be copied or put back, by name; `too_large` has the names of data not copied.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Snapshot:
         self.too_large = [f"{walk.name(o)} ({type(o).__name__})" for o in copies.too_large]
 
     def _copied(self, copies: CopyBudget) -> dict[Key, tuple[Any, Any]]:
-        """Return the objects with their copies, in the order of putting back; record failures."""
+        """Return the objects with their copies, in the order of restoring; record failures."""
         memories: dict[Key, tuple[Any, Any]] = {}
         with torch.DisableTorchFunctionSubclass():
             for instance in self.walk.found.values():
@@ -105,7 +105,7 @@ class Snapshot:
     def restore(self) -> None:
         """Put the copied state back; record failures in `failed`. A Ctrl-C waits for the end."""
         self._restored += 1
-        # Switches first, because the operations that put tensors back may depend on them.
+        # Settings first, because the operations that put tensors back may depend on them.
         self.failed.update(self._settings.restore())
         stopped: BaseException | None = None
         with torch.DisableTorchFunctionSubclass(), torch.inference_mode(False), torch.no_grad():
@@ -157,7 +157,7 @@ class Snapshot:
                 handler.put_back(instance, memory)
 
     def adopt_randomness(self) -> None:
-        """Replace the copied states of the process's random generators by their current states."""
+        """Replace the copied states of the process's random generators with the current states."""
         self._random = ProcessSettings(generators())
 
     def changed(self, names: Mapping[int, str]) -> str:
@@ -180,7 +180,7 @@ class Snapshot:
 
 
 def _owned(walk: Walk) -> Iterator[int]:
-    """Yield the ids of tensors copied at any size: of models and optimizers, with gradients."""
+    """Yield the ids of tensors to copy at any size: of models and optimizers, and gradients."""
     for instance in walk.found.values():
         tensors: list[Any] = []
         if issubclass(type(instance), torch.nn.Module):
@@ -255,7 +255,7 @@ def _flags() -> dict[str, Any]:
 
 
 def surroundings() -> Iterator[Setting]:
-    """Yield further settings that a step may change, put back at pauses and at the end."""
+    """Yield further settings that a step may change; they are restored at pauses and at the end."""
     yield Setting("os.environ", os.environ.copy, _write_environment)
     yield Setting("the working directory", os.getcwd, os.chdir)
     yield Setting("warnings.filters", lambda: list(warnings.filters), _write_filters)
@@ -274,7 +274,7 @@ def _write_filters(value: list[Any]) -> None:
 
 
 def generators() -> Iterator[Setting]:
-    """Yield settings: the random states of the process and accelerators; comparing them is slow.
+    """Yield the random states of process and accelerators as settings; comparing them is slow.
 
     The generators of a kind of device come from `machines.devices.Kind.generators`.
     """
@@ -297,9 +297,9 @@ def generators_kept() -> Iterator[None]:
 
 @contextmanager
 def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Restore modules and random states after the block: all but parameters and their gradients.
+    """Restore modules' attributes, buffers and random states afterwards; not parameters or hooks.
 
-    Raises ValueError if modules hold too many objects besides parameters and buffers.
+    Raises ValueError if attributes hold too many objects or bytes; see `held_objects`.
     """
     parts = [part for model in models for part in model.modules()]
     attributes = [dict(vars(part)) for part in parts]
@@ -324,13 +324,13 @@ def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
                     vars(part)[name] = found[name]
         with torch.no_grad():
             for handler, one, memory in contents:
-                with suppress(Exception):  # an array that views protect from its old size
+                with suppress(Exception):  # an array whose size is fixed by views of it
                     if not handler.same(one, memory):
                         handler.put_back(one, memory)
 
 
 def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
-    """Yield containers, arrays, tensors and generators in modules' attributes, with their names.
+    """Yield names and objects: containers, arrays, tensors and generators in modules' attributes.
 
     Contents of containers follow, with all tensors of modules in them. Registered parameters and
     buffers are left out. Raises ValueError after MOST_HELD objects or MOST_COPIED_BYTES.
@@ -353,7 +353,7 @@ def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]
         if id(one) in seen or not (handled[cls] or issubclass(cls, (tuple, torch.nn.Module))):
             continue
         seen.add(id(one))
-        if isinstance(one, torch.nn.Module):  # in a container, so that `modules()` lacks it
+        if isinstance(one, torch.nn.Module):  # in a container, where `modules()` does not look
             waiting += [(name, part) for part in one.modules()]
             waiting.append((name, vars(one)))
             continue

@@ -77,7 +77,7 @@ class Caches(StateHandler):
 BOUND = (
     types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, staticmethod, classmethod,
 )  # fmt: skip
-# In the order of putting back: holders before their parts, gradients last.
+# In the order of restoring: holders before their parts, gradients last.
 HANDLERS: tuple[StateHandler, ...] = (
     names.NamesHandler(), names.Cells(), names.Functions(), containers.Definitions(),
     containers.Attributes(), containers.Slots(), containers.Dicts(), containers.Lists(),
@@ -145,11 +145,11 @@ MOST_OBJECTS = 100_000
 
 
 class Walk:
-    """The objects reachable from `roots` except plain values: `found`, by id.
+    """The objects that are reachable from `roots`; `found` has all except plain values, by id.
 
     `near` omits objects reached only through classes (many methods are unused) or whole namespaces.
-    `cut` are objects beyond MOST_OBJECTS, not followed. `holders` has the objects that refer to
-    each iterator. `elsewhere` names objects with their own thread or process, or unreadable parts.
+    `cut` has objects beyond MOST_OBJECTS, which are not followed. `holders` has the objects that
+    refer to each iterator. `elsewhere` names objects with a thread, process or unreadable parts.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:

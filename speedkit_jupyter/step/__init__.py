@@ -1,1 +1,1 @@
-"""The user's step, the objects that it reaches, and the plans that it is tried under."""
+"""The user's step, the objects that it reaches, and the plans under which it is measured."""

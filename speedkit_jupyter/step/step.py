@@ -63,8 +63,8 @@ class Step:
 
     `run` is called with the context of the current variant. `models` and `optimizers` get the
     variants' plans. The step also reaches `bystanders`; walks start from `others`, too. A cell runs
-    in the namespace `names`, assigns the names `assigned` and draws from the names `iterators`.
-    `rewind` lets a step repeat the draws. `around_blocks` returns a context manager for a block of
+    in the namespace `names`, assigns the names `assigned`, and draws from iterators in variables
+    `iterators`; `rewind` restarts them. `around_blocks` returns a context manager for a block of
     steps. Gradients of parameters with ids in `unread` are not compared. `say` shows a line.
     """
 
@@ -88,7 +88,7 @@ class Step:
     @user_code_boundary
     @reports_out_of_data
     def call(self, context: SpeedContext) -> object:
-        """Run the step; return its result. Raises StepError if data runs out or code is not run."""
+        """Run the step; return its result. Raises StepError if data ends, or for unrun code."""
         result = in_a_window(partial(self.run, context))
         refuse_unrun_result(result)
         return result
@@ -111,7 +111,7 @@ class Step:
 
     @contextmanager
     def guarded(self, off_device: bool = False) -> Iterator[MeasurementGuard]:
-        """Undo the step's changes of state at the end of the block; `rewind` makes draws repeat.
+        """Undo the step's changes at the end of the block; in it, `rewind` makes draws repeat.
 
         With `off_device`, copies of the state are in main memory. Raises StepError while another
         step is measured or another thread trains. Warns of state that can't be restored.
@@ -228,7 +228,7 @@ def refuse_unfit_call(step: Callable[..., object], given: Sequence[Any]) -> None
 
 
 def _takes_context(step: Callable[..., object]) -> bool:
-    """Return whether the first positional argument is `*args`, required, or named `ctx`."""
+    """Return whether the first parameter is positional, and `*args`, required or named `ctx`."""
     try:
         first = next(iter(inspect.signature(step).parameters.values()), None)
     except (TypeError, ValueError):  # some functions in C have no signature

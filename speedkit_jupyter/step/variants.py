@@ -65,7 +65,7 @@ def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
 
 
 def of_values(name: str, values: Mapping[str, Any]) -> Variant:
-    """Return a variant with only these values, without rules and environment variables."""
+    """Return a variant that sets only these values; environment variables don't override them."""
     every = [optimization.name for optimization in CATALOG]
     return Variant(name, SpeedConfig(Origin(f"variant {name}", every), **values).alone())
 

@@ -125,7 +125,7 @@ def _around(
 
 @dataclass
 class StepWork(Watcher):
-    """The work of a step: outer calls of models or their parts, and backward passes."""
+    """The work of a step: outermost calls of models or their parts, and backward passes."""
 
     calls: int = 0
     passes: int = 0
@@ -141,7 +141,7 @@ class StepWork(Watcher):
 
 @dataclass(frozen=True)
 class Repeats:
-    """How later calls of a step differ from the first call; `line` is for the user, or empty."""
+    """The difference between later calls and the first; `line` is for the user, or empty."""
 
     afresh: bool = False  # True if each measured call must start from the user's state
     alone: bool = False  # True if a later call fails
@@ -171,7 +171,7 @@ class StepFacts:
 
 
 def is_suspicious(first_s: float, later_s: float) -> bool:
-    """Return whether the first call took over 1.5 times a later call, which may do less work."""
+    """Return whether the first call took over 1.5 times as long as a later call."""
     return first_s > 1.5 * later_s
 
 
@@ -197,7 +197,7 @@ def compared_runs(
         with in_force():
             if work is later and warm is not None:
                 warm.restore()
-            start.restore_randomness()  # equal random numbers, because a step may draw its length
+            start.restore_randomness()  # because random numbers may decide the work
             with watching(parts, work):
                 run()
         if work is later:

@@ -88,7 +88,7 @@ def word(name: str, value: Any) -> str:
 
 
 def modules(name: str, value: Any) -> list[Any]:
-    """Return the given models and the models that other given objects hold. Raises StepError."""
+    """Return the given models, and the models inside other given objects. Raises StepError."""
     import torch
 
     listed = list(value) if isinstance(value, list | tuple) else [value]
@@ -124,7 +124,7 @@ def optimizers(name: str, value: Any) -> list[Any]:
 
 
 def of_kind(name: str, value: Any, kind: type, optional: bool = True) -> None:
-    """Raise ArgumentError unless `value` is a `kind`, or None if `optional`."""
+    """Raise ArgumentError unless `value` is an instance of `kind`, or None if `optional`."""
     if not (isinstance(value, kind) or (optional and value is None)):
         raise ArgumentError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
 
@@ -160,6 +160,6 @@ def shown(value: Any) -> str:
     if isinstance(value, bool | int | float | str | bytes | list | tuple | dict) or value is None:
         try:
             return " ".join(_SHORT.repr(value).split())
-        except ValueError:  # Python refuses to format integers of thousands of digits
+        except ValueError:  # Python refuses to format integers with thousands of digits
             return "such a large number"
     return f"the type {value.__name__}" if isinstance(value, type) else type(value).__name__

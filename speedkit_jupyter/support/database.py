@@ -25,8 +25,8 @@ FOLDER = "SPEEDKIT_DATA"
 FILE = "speedkit.sqlite"
 # Seconds to wait for another process's lock; a write takes milliseconds.
 PATIENCE_S = 5.0
-# Version of the measuring engine, not of the package: raised when entries of earlier engines can't
-# be trusted or compared.
+# Version of the measuring engine, not of the package: increased when entries of earlier engines
+# can't be trusted or compared.
 ENGINE = 4
 # Required keys by kind of entry. An entry that lacks a key is left out, with a note.
 PARTS = {
@@ -47,8 +47,8 @@ CREATE TABLE IF NOT EXISTS entries (
 class Kept:
     """An entry of the store; `saved_at` is in UTC.
 
-    The name of a plan is a digest of models, machine, threads and torch version. Its `task` is JSON
-    text: the first model's class, inputs, optimizers, whether it trains, options left unchanged.
+    A plan's name is a digest of models, machine, threads, torch version and custom code. `task`
+    is JSON: the first model's class, inputs, optimizers, whether it trains, options left unchanged.
     """
 
     number: int
@@ -148,7 +148,7 @@ def _read(kind: str, number: int, name: str, task: str, when: str, text: str) ->
         return None
 
 
-# Shown once per process, because the store is read often.
+# Each note is shown once per process, because the database is read often.
 _note_once = cache(messages.note)
 
 

@@ -27,14 +27,14 @@ class ArgumentError(SpeedKitError, TypeError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return an error's first line, with the error's class unless it is a SpeedKitError."""
+    """Return the first line of an error's message, after its class unless it is a SpeedKitError."""
     first = (str(error).strip().splitlines() or [""])[0]
     is_ours = isinstance(error, SpeedKitError)
     return first if is_ours else f"{type(error).__name__}: {first:.200}".rstrip(": ")
 
 
 def printable(text: str) -> str:
-    """Return a text in one line, with control characters escaped: `\\x1b`."""
+    """Return a text in one line, with unprintable characters escaped: `\\x1b`."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 

@@ -1,4 +1,4 @@
-"""End a child process with the notebook. Imports no torch, which the child may not need."""
+"""End a child process when its notebook ends. No torch is imported: the child may not need it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 def end_with(notebook: int, folder: str) -> None:
-    """Start a thread that removes `folder` and kills this process tree once `notebook` ends."""
+    """Start a thread that removes `folder` and kills this process tree once PID `notebook` ends."""
 
     def watch() -> None:
         with suppress(psutil.NoSuchProcess):

@@ -16,9 +16,9 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 
 # A part of a Sequential as torch names it: `model.0.weight`.
 PART = re.compile(r"\.(\d+)(?=[.\[]|$)")
-# Most characters of an expression: Python's parser could recurse too deeply in longer texts.
+# Maximum length of an expression: Python's parser could recurse too deeply in longer texts.
 LONGEST = 200
-# Most elements of a list or dict whose elements get expressions.
+# Maximum length of a list or dict whose elements get expressions.
 MOST_PARTS = 32
 # Containers whose items get expressions.
 ITEMS = frozenset({list, tuple, dict, OrderedDict, defaultdict})
@@ -30,7 +30,7 @@ def canonical(text: str) -> str:
 
 
 def value_of(names: Mapping[str, Any], text: str, known: Sequence[str] = (), kind: str = "") -> Any:
-    """Return an expression's object. Raises SpeedKitError, which may suggest a `known` name."""
+    """Return the value of an expression. Raises SpeedKitError, which may suggest a `known` name."""
     tree = _parsed(text)
     root = next(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
     if root not in names:
@@ -109,7 +109,7 @@ def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
 def by_expression(
     names: Mapping[str, Any] | None, kind: type, inside: bool = True
 ) -> dict[str, Any]:
-    """Return each object of a class by expression: variables, then (if `inside`) their parts."""
+    """Return objects of class `kind` by expression: variables, then (if `inside`) their parts."""
     entries = public(names)
     parts = (
         (f"{name}{word}", value)

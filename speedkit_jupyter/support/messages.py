@@ -1,6 +1,6 @@
-"""Python warnings, and messages through Python's logger "speedkit_jupyter".
+"""Issue Python warnings, and messages through the logger "speedkit_jupyter".
 
-SPEEDKIT_VERBOSITY selects important messages (`quiet`), also notes (`normal`), or all (`debug`).
+SPEEDKIT_VERBOSITY shows only important messages (`quiet`), also notes (`normal`), or all (`debug`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _DOORS: set[CodeType] = set()
 
 
 def user_code_boundary(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a function that calls the user's code: errors of its callees are the user's."""
+    """Mark a function that calls the user's code: errors from its callees count as the user's."""
     _DOORS.add(function.__code__)  # type: ignore[attr-defined]
     return function
 
@@ -45,7 +45,7 @@ def user_spot(depth: int = 1) -> Spot | None:
         frame = None if is_user_code_boundary(frame.f_code) else frame.f_back
     if frame is None:
         return None
-    # Instructions added by the compiler (the end of a `with`) have no line.
+    # Instructions that Python's compiler adds (the end of a `with`) have no line.
     return Spot(frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno)
 
 

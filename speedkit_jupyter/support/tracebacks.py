@@ -24,7 +24,7 @@ _GATES: set[CodeType] = set()
 
 
 def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a public function: its errors hide SpeedKit's frames, except for SpeedKit's bugs."""
+    """Wrap a public function to hide SpeedKit's frames in errors, except in SpeedKit's own bugs."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -44,7 +44,7 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def users_part(error: BaseException) -> TracebackType | None:
-    """Return the traceback below SpeedKit's frames; None if SpeedKit's code raised the error."""
+    """Return the traceback after SpeedKit's frames; None if SpeedKit's code raised the error."""
     ours = [entry for entry in _entries(error) if _is_ours(entry)]
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
@@ -87,6 +87,6 @@ def _entries(error: BaseException) -> Iterator[TracebackType]:
 
 
 def _is_ours(entry: TracebackType) -> bool:
-    """Return whether a frame is SpeedKit's, or of `runpy`, by which `run` runs scripts."""
+    """Return whether a frame is SpeedKit's, or is `runpy`'s, with which `run` runs scripts."""
     code, name = entry.tb_frame.f_code, entry.tb_frame.f_globals.get("__name__")
     return code.co_filename.startswith(source_lines.OURS) or name == "runpy"

@@ -9,7 +9,7 @@ from weakref import WeakMethod, ref
 from speedkit_jupyter.support import messages
 
 T = TypeVar("T")
-# The functions for `unload`, by name. Module state, because they undo changes to the process.
+# The functions for `unload`, by name. A global, because they undo changes to the process.
 _ENDS: dict[str, Callable[[], object]] = {}
 
 
@@ -49,7 +49,7 @@ class Listeners:
 
 
 def at_unload(end: Callable[[], object]) -> None:
-    """Register a function; it is called once at unloading, however often it is registered."""
+    """Register a function to call once at unloading, however often it is registered."""
     _ENDS[f"{end.__module__}.{end.__qualname__}"] = end
 
 

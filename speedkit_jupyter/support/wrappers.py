@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Attributes in which wrappers keep models; the model is the first with all the wrapper's tensors.
 PARTS = ("_original_module", "_orig_mod", "module")
-# The property with the model of objects without a model attribute: Lightning's Trainer.
+# The property that returns the model if no attribute holds it, as in Lightning's Trainer.
 PROPERTY = "model"
 # The list of the models that Accelerate's Accelerator has prepared.
 PREPARED = "_models"
@@ -81,7 +81,7 @@ def _wrapped_optimizer(value: Any) -> Any:
 
 
 def models_in(holder: Any) -> dict[str, torch.nn.Module]:
-    """Return the whole models that an object holds, in order, by suffixes: `.unet`, `['lm']`.
+    """Return the whole models that an object holds, in order, by suffix: `.unet`, `['lm']`.
 
     A part of another model, a wrapper of an earlier model and a module without parameters are left
     out. Private attributes, such as caches, are not read, except Accelerate's `_models`.
@@ -97,7 +97,7 @@ def models_in(holder: Any) -> dict[str, torch.nn.Module]:
 
 
 def may_hold_models(value: Any) -> bool:
-    """Return whether `models_in` may find a model in the object; reads no property."""
+    """Return whether `models_in` may find a model in the object, without reading a property."""
     import torch
 
     is_ours = type(value).__module__.startswith("speedkit_jupyter.")  # such as `ctx`

@@ -1,1 +1,1 @@
-"""All private names of torch, patches, hooks, interrupts, the heap and torch's profiler."""
+"""Wrap torch's private names; add patches and hooks; control signals, glibc's heap, profiling."""

@@ -27,7 +27,7 @@ NOT_REACHED = "the step computes in another thread, which the accuracy check doe
 # Threads that call a model: the measuring thread, other Python threads, and autograd's threads.
 HERE, IN_PYTHONS, IN_AUTOGRADS = "here", "in Python's", "in autograd's"
 
-# Module state, because patched functions check whether their thread records.
+# A global, because patched functions check whether their thread is recording a CUDA graph.
 _THREAD = threading.local()
 
 
@@ -48,10 +48,10 @@ def recording() -> Iterator[None]:
 
 @contextmanager
 def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
-    """Replace the function `owner.name` by `make(original)` in the block, for calls in this thread.
+    """Replace `owner.name` with `make(original)` within the block, for calls in this thread.
 
-    Compiled code and recordings call the original. The replacement has the attributes of `make`'s
-    result, and the original as `stands_in_for`. Raises StepError if torch lacks the function.
+    Compiled code and CUDA graph recordings call the original. The replacement copies the attributes
+    of `make`'s result; its `stands_in_for` is the original. Raises StepError without an original.
     """
     get_ident = threading.get_ident
     here = get_ident()
@@ -59,12 +59,12 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     original = original if inspect.isroutine(original) else getattr(owner, name, None)
     if original is None:
         raise StepError(f"this torch has no {owner.__name__}.{name}, which SpeedKit needs here")
-    ours = make(original)  # becomes `original` if this patch ends under a later patch
+    ours = make(original)  # set to `original` if a later patch outlives this one
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        # The replacement would cause a graph break; a recording is not part of the step.
+        # The replacement would cause a graph break; CUDA graph recording is not part of the step.
         if torch.compiler.is_compiling() or get_ident() != here or is_recording():
             return original(*args, **kwargs)
         return ours(*args, **kwargs)
@@ -79,7 +79,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
         now = inspect.getattr_static(owner, name, None)
         if is_own and now is call:
             setattr(owner, name, original)
-        elif is_own:  # another patch was applied over this one, and ends later
+        elif is_own:  # a later patch wraps this one and ends after it
             ours = original
         elif name in vars(owner):  # inherited; the step may have removed the replacement
             delattr(owner, name)
@@ -91,9 +91,9 @@ def optimizer_hooks(
     after: StepHook | None = None,
     ours: Collection[torch.optim.Optimizer] = (),
 ) -> Iterator[None]:
-    """Call the hooks around optimizer steps in this thread, for `ours` also in autograd's threads.
+    """Call the hooks around optimizer steps in this thread; for `ours`, also in autograd's threads.
 
-    In autograd's threads, gradient hooks may step optimizers.
+    Gradient hooks, which autograd's threads run, may step optimizers.
     """
     here, ids = threading.get_ident(), {id(optimizer) for optimizer in ours}
 
@@ -116,7 +116,7 @@ def optimizer_hooks(
 
 @contextmanager
 def calling_threads(models: Sequence[torch.nn.Module]) -> Iterator[set[str]]:
-    """Yield a set to which calls of the models or parts add HERE, IN_PYTHONS or IN_AUTOGRADS."""
+    """Yield a set; calls of the models or submodules add HERE, IN_PYTHONS or IN_AUTOGRADS to it."""
     watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
     threads = set[str]()
     original: Any = Module.__call__
@@ -139,7 +139,7 @@ def calling_threads(models: Sequence[torch.nn.Module]) -> Iterator[set[str]]:
 
 @contextmanager
 def refused_elsewhere(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Raise StepError after the block if the models were called in other threads only."""
+    """Raise StepError after the block if the models were called only in other threads."""
     with calling_threads(models) as threads:
         yield
     if threads and HERE not in threads:

@@ -14,7 +14,7 @@ from speedkit_jupyter.torchglue.private import cached_functions, found
 # Packages of torch.compile. If they are renamed, compiler errors count as the user's errors.
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
 DYNAMO_CONFIG = f"{COMPILERS[0]}.config"
-# Modules that import most of the compilers, each in about half a second.
+# Modules whose import loads most of the compiler; each takes about half a second.
 COMPILER_PARTS = (
     "sympy",
     f"{COMPILERS[0]}.utils",
@@ -23,7 +23,7 @@ COMPILER_PARTS = (
     f"{COMPILERS[1]}.compile_fx",
 )
 
-# Returns the module of Dynamo's settings; the public `torch.compiler.config` has only some.
+# Returns Dynamo's config module; the public `torch.compiler.config` has only some settings.
 dynamo_config = partial(import_module, DYNAMO_CONFIG)
 # Returns Dynamo's counters of this process.
 compile_counters = partial(found, f"{COMPILERS[0]}.utils", "counters")
@@ -57,7 +57,7 @@ def compilations() -> Sequence[Any]:
 
 
 def guard_failures(first: str, graphs: int) -> list[str]:
-    """Return why `graphs` earlier graphs did not fit; `first` is torch's `recompile_reason`."""
+    """Return the failed guards of `graphs` older graphs; `first` is torch's `recompile_reason`."""
     for reasons in getattr(_utils(), "guard_failures", {}).values():
         if first in reasons:
             begin = len(reasons) - 1 - reasons[::-1].index(first)
@@ -66,14 +66,14 @@ def guard_failures(first: str, graphs: int) -> list[str]:
 
 
 def graph_breaks() -> Sequence[Any]:
-    """Return the `reason` and `user_stack` of each graph break; empty without Dynamo."""
+    """Return Dynamo's graph breaks (`reason`, `user_stack`); empty if Dynamo isn't loaded."""
     return _utils().graph_break_reasons if _utils() else ()
 
 
 def eager_backward() -> tuple[Any, dict[str, bool]]:
-    """Return functorch's config, and settings that compile backward passes with forward passes."""
-    # In torch 2.11, 2.13. Without these settings, torch compiles at the first backward pass. No
-    # buffer is donated, because `retain_graph` is not yet known.
+    """Return functorch's config, and settings (if any) to compile backward with forward passes."""
+    # torch 2.11 and 2.13 have both settings. By default, torch compiles a backward pass when it
+    # first runs. Buffers are not donated, because `retain_graph` is not known earlier.
     config = import_module(f"{COMPILERS[2]}.config")
     settings = {"force_non_lazy_backward_lowering": True, "donated_buffer": False}
     return config, settings if all(hasattr(config, name) for name in settings) else {}
@@ -82,8 +82,8 @@ def eager_backward() -> tuple[Any, dict[str, bool]]:
 def without_guards() -> AbstractContextManager[object]:
     """Return a context manager in which compiled code checks only guards that tell graphs apart.
 
-    The caller must know that nothing has changed since a checked call. All guards run if another
-    stance is set, or if torch lacks `skip_guard_eval_unsafe`.
+    The caller must ensure that no guarded value has changed since a call with all guards. All
+    guards run if another stance is set, or if torch lacks `skip_guard_eval_unsafe`.
     """
     stance = getattr(sys.modules.get(f"{COMPILERS[0]}.eval_frame"), "_stance", None)
     is_usual = getattr(stance, "stance", "") == "default" and getattr(stance, "backend", 1) is None
@@ -108,7 +108,7 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 
 def override_caches() -> list[Any]:
-    """Return the functions of torch's loaded modules that cache tables of overridable functions."""
+    """Return torch's loaded functions that cache their tables of overridable functions."""
     # Filling these caches adds seconds to the first profile of a process.
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
     return [one for module in modules if module for one in cached_functions(module)]
@@ -119,13 +119,13 @@ def override_caches() -> list[Any]:
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    """Return whether an error is torch.compile's, or compiled code's lack of second derivatives."""
+    """Return whether an error is torch.compile's, or compiled code's refusal of double backward."""
     is_second = "double backward" in str(error)
     return is_second or any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return the first error of a chain, or the printed error of a failed C++ compiler."""
+    """Return the root cause of an error; for a failed C++ build, the compiler's message."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     printed = getattr(error, "output", None) or b""
@@ -141,6 +141,6 @@ def users_lines(error: BaseException) -> list[tuple[str, int]]:
 
 
 def lacks_compiler(error: BaseException) -> bool:
-    """Return whether an error means no C++ compiler, no Triton, or a GPU too old for Triton."""
+    """Return whether an error means a missing C++ compiler or Triton, or a GPU too old for it."""
     names = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
     return type(cause(error)).__name__ in names

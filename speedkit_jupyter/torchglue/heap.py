@@ -1,7 +1,7 @@
-"""glibc's heap: keep memory freed by one step in the process for the next step.
+"""Control glibc's heap, so that the next step can reuse memory that a step has freed.
 
-After `settle`, glibc returns freed blocks of about 32 MiB and more, and free memory above about
-64 MiB at the heap's top, to the system, which clears the pages for the next step. See mallopt(3).
+After `settle`, glibc returns freed blocks of about 32 MiB and more to the system, and free memory
+above about 64 MiB at the heap's top. The next step then needs new, zeroed pages. See mallopt(3).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ IS_MAPPED = 2
 # Maximum number of 32 MiB blocks to occupy (128 GiB), in case the system refuses new mappings.
 MOST_BLOCKS = 4096
 
-# glibc can't report these: whether freed memory is kept now, whether earlier keeping may have left
-# free addresses in the heap, and the blocks that occupy such addresses.
+# glibc can't report these: whether freed memory is kept now, whether the heap may have free
+# address ranges from an earlier `keep`, and the blocks that occupy such ranges.
 _is_kept, _has_kept = False, False
 _occupied: list[int] = []
 
@@ -59,7 +59,7 @@ def is_kept() -> bool:
 
 
 def keep(on: bool) -> None:
-    """Turn the keeping of freed memory on or off; no effect if `library()` is None."""
+    """Keep freed memory in the process from now on, or stop; no effect if `library()` is None."""
     global _is_kept, _has_kept
     settle()
     if (glibc := library()) is None:
@@ -89,11 +89,11 @@ def give_back() -> None:
         while _occupied:
             glibc.free(_occupied.pop())
         glibc.malloc_trim(0)
-        _has_kept = True  # the memory is returned, but the heap has free addresses
+        _has_kept = True  # the memory is returned, but the heap has free address ranges
 
 
 def occupy_free_addresses() -> None:
-    """Occupy addresses that keeping left free, so that large tensors get new memory mappings."""
+    """Allocate the heap's free address ranges, so that large tensors get new memory mappings."""
     global _has_kept
     if _has_kept and not _is_kept and (glibc := library()) is not None:
         give_back()
@@ -112,7 +112,7 @@ def _is_mapped(block: int) -> bool:
 
 
 def fresh_bytes() -> int:
-    """Return the process's minor page faults so far times the page size in bytes; 0 on Windows."""
+    """Return the bytes of pages that minor page faults have mapped so far; 0 on Windows."""
     try:
         import resource
     except ImportError:

@@ -19,7 +19,7 @@ _codecache = partial(import_module, f"{_HOME}.codecache")
 # Returns the module whose `AsyncCompile` builds a graph's C++ kernels; None if it is not loaded.
 # If torch renames the module, each kernel of a graph is compiled separately.
 kernel_builder: Callable[[], Any] = partial(sys.modules.get, f"{_HOME}.async_compile")
-# Inductor's names of MKL's and oneDNN's linear layers. If torch renames them, choices of these
+# Inductor's names for MKL's and oneDNN's linear kernels. If torch renames them, choices of these
 # kernels are not predicted.
 MKL_KERNEL, ONEDNN_KERNEL = "_mkl_linear", "_linear_pointwise"
 
@@ -36,7 +36,7 @@ def usual_cache_folder() -> str:
 
 
 def forget_builds() -> None:
-    """Clear Inductor's caches of C++ libraries and instruction sets: failed builds are retried."""
+    """Clear Inductor's caches of C++ libraries and instruction sets, to retry failed builds."""
     built, vectors = _codecache(), import_module(f"{_HOME}.cpu_vec_isa")
     known: Sequence[Any] = vectors.supported_vec_isa_list
     kinds = {kind for one in known for kind in type(one).__mro__}
@@ -66,7 +66,7 @@ def with_bindings(types: Sequence[str], code: str) -> str:
 
 
 def kernel_library(code: str) -> Callable[[], Any]:
-    """Return a function that builds and loads a library; compile threads, if any, start now."""
+    """Return a function that builds and loads a library; any compile threads start building now."""
     has_threads = (inductor_config().compile_threads or 1) > 1
     submit = kernel_builder().AsyncCompile.submit if has_threads else None
     return _codecache().CppPythonBindingsCodeCache.load_async(code, submit_fn=submit)  # type: ignore[no-any-return]

@@ -18,22 +18,22 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# After a delay of this many seconds, a new signal passes a closed gate: code may hang.
+# If a signal has waited this many seconds, code may hang: the next signal passes a closed gate.
 LONGEST_S = 10.0
 
 
 class Gate:
-    """A handler in place of all Python signal handlers; delays signals while the gate is closed."""
+    """A handler that replaces Python's signal handlers; it delays signals while it is closed."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Any] = {}
         self.thread = threading.get_ident()
         self._handlers: dict[int, Any] = {}
-        self._is_open = self._has_passed = False  # has_passed: a handler runs or raised
+        self._is_open = self._has_passed = False  # _has_passed: a handler runs or has raised
         self._first_s = 0.0
 
     def __call__(self, number: int, frame: Any) -> None:
-        """Pass a signal on if the gate is open or LONGEST_S have passed; else delay the signal."""
+        """Pass a signal on if the gate is open or a signal has waited LONGEST_S; else delay it."""
         __tracebackhide__ = True
         if not self._waiting:
             self._first_s = time.monotonic()
@@ -48,7 +48,7 @@ class Gate:
         self._pass_on()
 
     def close(self) -> None:
-        """Delay signals while SpeedKit's code runs."""
+        """Delay signals from now on: SpeedKit's code begins."""
         self._is_open = False
 
     @contextmanager
@@ -95,13 +95,13 @@ class Gate:
         __tracebackhide__ = True
         for number in [*self._waiting]:
             frame = self._waiting.pop(number)
-            self._is_open, self._has_passed = False, True  # no second Ctrl-C in the clean-up
+            self._is_open, self._has_passed = False, True  # no second Ctrl-C during cleanup
             self._handlers[number](number, frame)
             self._is_open, self._has_passed = True, False  # the handler raised nothing
 
 
 _NUMBERS = tuple(int(number) for number in signal.valid_signals())
-# Module state, because the process has one handler per signal.
+# A global, because the process has one handler per signal.
 _GATES: list[Gate] = []
 
 
@@ -116,10 +116,10 @@ def interrupts_delayed() -> Iterator[None]:
 
 
 def interruptible_in_users_code(function: Callable[P, R]) -> Callable[P, R]:
-    """Return `function` wrapped: signals arrive only in the user's code, inside `in_a_window`.
+    """Wrap `function` so that signals are delivered only in the user's code, in `in_a_window`.
 
-    In SpeedKit's code, signals wait for the next window or for the end. SpeedKit's frames are
-    removed from errors.
+    Signals in SpeedKit's code wait for the next `in_a_window`, or for the end. SpeedKit's frames
+    are removed from errors.
     """
 
     @hide_internal_frames
@@ -133,7 +133,7 @@ def interruptible_in_users_code(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_a_window(function: Callable[[], R]) -> R:
-    """Call the user's `function` and return the result; pending and new signals are delivered."""
+    """Return the user's `function()`; deliver pending signals first, and new signals at once."""
     __tracebackhide__ = True
     gate = _GATES[0] if _GATES else None
     if gate is None or gate.thread != threading.get_ident():
@@ -151,7 +151,7 @@ def is_python_thread() -> bool:
     return known is not None and not isinstance(known, threading._DummyThread)
 
 
-# One thread at a time applies or restores plans. Actions of the garbage collector wait for it.
+# Only one thread at a time applies or restores plans. Actions of finalizers wait for that thread.
 _LOCK = threading.RLock()
 _DEPTH = [0]
 _LATER: deque[Callable[[], object]] = deque()
@@ -159,7 +159,7 @@ _LATER: deque[Callable[[], object]] = deque()
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay signals, and other threads that enter such a block, until the end of the block."""
+    """Delay signals, and other threads' `uninterrupted` blocks, until this block ends."""
     with interrupts_delayed():
         try:
             with _LOCK:
@@ -179,7 +179,7 @@ def run_when_safe(action: Callable[[], object]) -> None:
 
 
 def _run_waiting() -> None:
-    while _LATER and _LOCK.acquire(blocking=False):  # else the lock's owner runs them
+    while _LATER and _LOCK.acquire(blocking=False):  # else the lock's owner runs the actions
         try:
             if _DEPTH[0]:  # this thread is inside `uninterrupted`
                 return

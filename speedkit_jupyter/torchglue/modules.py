@@ -18,25 +18,25 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 # --- modules ---
 
-# The attributes with the dicts of a module's parts. `getattr(module, name)` would also return
-# weights that `torch.nn.utils.parametrize` computes.
+# The dicts of a module's own parameters, buffers and submodules. `getattr(module, name)` would also
+# return weights that `torch.nn.utils.parametrize` computes.
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
 # The attribute that `module(...)` calls instead of `forward` and hooks, if not None. If torch
 # renames it, compiled code and recomputation are never called.
 COMPILED_CALL = "_compiled_call_impl"
-# The attribute with the module in the wrapper that `torch.compile(module)` returns. If torch
-# renames it, a compiled model counts as not compiled.
+# The attribute of the wrapper `torch.compile(module)` that holds the module. If torch renames it, a
+# compiled model counts as not compiled.
 COMPILED_CHILD = "_orig_mod"
 # The methods that move or cast a module's parameters, and that load a state_dict. If torch renames
-# them, a cast or a loaded file under a plan misses parameters that the plan has replaced.
+# them, casting or loading a state_dict under a plan misses parameters that the plan has replaced.
 CAST, LOAD = "_apply", "_load_from_state_dict"
 # The attributes with the dicts of hooks, around forward and backward passes.
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 
-# The dicts of a module's own parts; a write to a dict replaces a part. Functions instead of
-# attrgetter objects, because Dynamo traces functions.
+# These return the dicts of a module's own parts; writing to a dict replaces a part. They are
+# functions, not attrgetter objects, because Dynamo traces functions.
 
 
 def parameter_table(module: torch.nn.Module) -> MutableMapping[str, torch.nn.Parameter | None]:
@@ -52,12 +52,12 @@ def module_table(module: torch.nn.Module) -> MutableMapping[str, torch.nn.Module
 
 
 def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
-    """Return a module's call with its hooks but without `COMPILED_CALL`."""
+    """Return the method that calls a module's hooks and `forward`, ignoring `COMPILED_CALL`."""
     return module._call_impl
 
 
 def hook_tables(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the dicts of a module's hooks and of flags of these hooks, by name."""
+    """Return the dicts of a module's hooks and of the hooks' flags, by attribute name."""
     return {name: held for name, held in vars(module).items() if "_hooks" in name}
 
 
@@ -76,7 +76,7 @@ def global_hooks() -> list[dict[Any, Any]]:
 
 
 def has_global_hooks() -> bool:
-    """Return whether a global hook for calls of modules is registered."""
+    """Return whether a global forward or backward hook for modules is registered."""
     return bool(found("torch.nn.modules.module", "_has_any_global_hook")())
 
 
@@ -91,7 +91,7 @@ def forget_sharding(module: torch.nn.Module) -> None:
 # unscaling to the fused kernel; without the first, the scaler waits for the device at each step.
 SCALES_IN_STEP = "_step_supports_amp_scaling"
 FUSED_ATTRIBUTES = (SCALES_IN_STEP, "_need_device_dtype_check_for_fused")
-# A GradScaler's records of the current step (`stage` and more), by `id()` of the optimizer.
+# Returns a GradScaler's records of the current step (`stage` and more), by `id(optimizer)`.
 scaler_states: Callable[[Any], MutableMapping[int, dict[str, Any]]] = attrgetter(
     "_per_optimizer_states"
 )
@@ -105,7 +105,7 @@ USERS_PARTS = ("_dataset", "_index_sampler", "_collate_fn")
 
 
 def detach_iterator(loader: DataLoader[Any]) -> Any:
-    """Remove and return a loader's persistent iterator with its workers; None without any."""
+    """Remove and return a DataLoader's persistent iterator with its workers, or None."""
     iterator, loader._iterator = loader._iterator, None
     return iterator
 
@@ -125,7 +125,7 @@ def same_epoch(iterator: Any) -> Any:
     order, sampler = iterator._sampler_iter, iterator._index_sampler
     begin = getattr(type(sampler).__iter__, "__code__", None)
     is_new = type(order) is GeneratorType and getgeneratorstate(order) == GEN_CREATED
-    # An order that has not begun is not shared: both iterators draw random numbers when they begin.
+    # A sampler that has not started is not shared: each iterator draws random numbers at its start.
     is_new = is_new and order.gi_code is begin
     orders = (order, iter(sampler)) if is_new else itertools.tee(order)
     other = object.__new__(type(iterator))  # torch's iterators can't be copied
@@ -135,7 +135,7 @@ def same_epoch(iterator: Any) -> Any:
 
 
 def script_attributes(module: Any) -> dict[str, Any]:
-    """Return the C++ attributes of a TorchScript module, with parameters and buffers."""
+    """Return the C++ attributes of a TorchScript module, including parameters and buffers."""
     # Tested on torch 2.9, 2.11, 2.13; if a name is gone, steps with such code raise AttributeError.
     if (inner := vars(module).get("_c")) is None:  # a traced module, which holds a script module
         return {}
@@ -144,12 +144,12 @@ def script_attributes(module: Any) -> dict[str, Any]:
 
 
 def set_script_attribute(module: Any, name: str, value: Any) -> None:
-    """Set an attribute of a TorchScript module without the checks of its class."""
+    """Set an attribute of a TorchScript module, bypassing the checks of its class."""
     vars(module)["_c"].setattr(name, value)
 
 
 def script_constants(scripted: Any) -> list[Any]:
-    """Return the tensors in the code of a TorchScript function, or of a module's methods."""
+    """Return the constant tensors in a TorchScript function, or in a module's methods."""
     # Tested on torch 2.9, 2.11, 2.13; if a name is gone, steps with such code raise AttributeError.
     inner, code = getattr(scripted, "_c", None), [scripted]
     if inner is not None:

@@ -1,4 +1,4 @@
-"""torch's private names of tensors, operators, modes and autograd.
+"""torch's private names for tensors, operators, modes and autograd.
 
 `dynamo.py`, `inductor.py` and `modules.py` have the others; `tests/torchglue/test_private_names.py`
 refuses private names elsewhere. Each name exists in torch 2.9, 2.11 and 2.13 and is called in the
@@ -39,7 +39,7 @@ def found(home: str, name: str) -> Any:
 
 
 def _function(home: str, name: str) -> Callable[..., Any]:
-    """Return a function that looks torch's function up at each call."""
+    """Return a function that looks up torch's function at each call, and calls it."""
     return lambda *args, **kwargs: found(home, name)(*args, **kwargs)
 
 
@@ -51,8 +51,8 @@ def cached_functions(owner: Any) -> list[Any]:
 _CORE, _AUTOGRAD, _FUNCTORCH = "torch._C", "torch._C._autograd", "torch._C._functorch"
 _PYTREE, _DISPATCH = "torch.utils._pytree", "torch.utils._python_dispatch"
 
-# The priority order of attention kernels, as numbers of SDPBackend. The public `sdpa_kernel` sets
-# it for a block only.
+# Return and set the priority order of attention kernels, as values of SDPBackend. The public
+# `sdpa_kernel` sets the order only within a block.
 attention_order = _function(_CORE, "_get_sdp_priority_order")
 set_attention_order = _function(_CORE, "_set_sdp_priority_order")
 
@@ -79,13 +79,13 @@ address: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 
 
 def untyped(storage: Any) -> tuple[torch.UntypedStorage, torch.dtype | None]:
-    """Return an untyped storage, and the dtype if the given storage is typed."""
+    """Return the untyped storage and the dtype of a storage; the dtype is None if untyped."""
     own = getattr(storage, "_untyped_storage", None)
     return (storage, None) if own is None else (own, storage.dtype)
 
 
 def typed(storage: torch.UntypedStorage, dtype: torch.dtype | None) -> Any:
-    """Return the storage with its dtype: the inverse of `untyped`."""
+    """Return a typed storage, or an untyped one if `dtype` is None: the inverse of `untyped`."""
     import torch
 
     more: dict[str, Any] = {"dtype": dtype, "_internal": True}  # `_internal` avoids a warning
@@ -117,7 +117,7 @@ def has_gradient_hooks(leaf: torch.Tensor) -> bool:
     return bool(getattr(leaf, TENSOR_HOOKS[1], None))
 
 
-# Return whether a tensor wraps inner tensors, and whether `torch.func` has wrapped a tensor.
+# Return, in this order, whether a tensor wraps inner tensors, and whether `torch.func` wraps it.
 is_made_of_tensors = _function(_DISPATCH, "is_traceable_wrapper_subclass")
 is_transformed = _function(_FUNCTORCH, "is_functorch_wrapped_tensor")
 
@@ -132,12 +132,12 @@ tree_leaves = _function(_PYTREE, "tree_leaves")
 tree_map = _function(_PYTREE, "tree_map")
 tree_flatten = _function(_PYTREE, "tree_flatten")
 tree_unflatten = _function(_PYTREE, "tree_unflatten")
-# An import line for generated code; the function maps tensors in a structure.
+# An import line for generated code; `tree_map_only` maps a structure's values of given types.
 TREE_MAP_IMPORT = f"from {_PYTREE} import tree_map_only"
 
 # --- operators ---
 
-# The int32 product of two int8 matrices, as torchao's layers call it.
+# Returns the int32 product of two int8 matrices, as torchao's layers compute it.
 int8_product = _function("torch", "_int_mm")
 # oneDNN's float32 linear layer, as an expression for generated code.
 ONEDNN_LINEAR = "torch.ops.mkldnn._linear_pointwise"
@@ -163,13 +163,13 @@ READ_A_NUMBER = "_local_scalar_dense"
 
 # --- modes and autograd ---
 
-# Return a context manager that disables dispatch modes, and the innermost function mode.
+# Return, in this order: a context manager without dispatch modes; the innermost function mode.
 without_dispatch_modes = _function(_DISPATCH, "_disable_current_modes")
 innermost_function_mode = _function("torch.overrides", "_get_current_function_mode")
 # Returns the base class of modes that see every operator.
 dispatch_mode = partial(found, _DISPATCH, "TorchDispatchMode")
-# Return whether a profiler is active, the current node of this thread's backward pass (None
-# outside), and whether hooks on saved tensors are allowed.
+# Return, in this order: whether a profiler is active; the current node of this thread's backward
+# pass (None outside); whether saved-tensor hooks are allowed.
 is_profiled = _function(_AUTOGRAD, "_profiler_enabled")
 current_node = _function(_CORE, "_current_autograd_node")
 can_hook_saved_tensors = _function(_AUTOGRAD, "_saved_tensors_hooks_is_enabled")
@@ -181,14 +181,14 @@ def autocast_dtype(block: torch.autocast) -> torch.dtype | None:
 
 
 def after_backward(callback: Callable[[], None]) -> None:
-    """Have a function called at the end of the active backward pass."""
+    """Queue a function for autograd to call at the end of the active backward pass."""
     import torch
 
     torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
 def collectives() -> int:
-    """Return the number of collectives entered in the default group; 0 without a group."""
+    """Return the number of collectives begun in the default process group; 0 without a group."""
     from torch.distributed import group
 
     # Tested on torch 2.9, 2.11, 2.13; if the name is gone, launched cells end with AttributeError.

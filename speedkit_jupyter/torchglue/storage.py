@@ -1,4 +1,4 @@
-"""Memory and values of tensors of any kind. Reading a tensor without memory crashes the process."""
+"""Return the size and values of any tensor. Reading freed storage would crash the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's storage, if any, holds all elements; False after `resize_(0)`."""
+    """Return whether a tensor's storage, if any, has all elements; not after storage.resize_(0)."""
     if tensor.layout is not torch.strided:
         return True
     try:
@@ -32,7 +32,7 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
 
 
 def size_in_memory(tensor: torch.Tensor) -> int:
-    """Return the bytes in memory of a tensor's elements (sparse: as if dense) or inner tensors."""
+    """Return the bytes in memory of a tensor's elements or inner tensors (sparse: as if dense)."""
     names = getattr(tensor, "__tensor_flatten__", None)
     if names is not None:
         parts = [getattr(tensor, name) for name in names()[0]]  # includes a DTensor's mesh
@@ -41,12 +41,12 @@ def size_in_memory(tensor: torch.Tensor) -> int:
     return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
 
 
-# Fewest evenly spaced elements compared in a large contiguous tensor; writes to others are missed.
+# Minimum number of elements to sample in a large contiguous tensor; writes to others are missed.
 SAMPLED = 256
 
 
 def marks(tensors: Iterable[torch.Tensor]) -> list[object]:
-    """Return each tensor's fingerprint: its version, and some elements of a plain CPU tensor."""
+    """Return each tensor's fingerprint: its version and, for a plain CPU tensor, some elements."""
     return [(version(tensor), _some(tensor)) for tensor in tensors]
 
 
@@ -55,7 +55,7 @@ def _some(tensor: torch.Tensor) -> bytes | None:
     on_cpu = tensor.device.type == "cpu" and tensor.layout is torch.strided
     if not (is_plain and on_cpu and is_in_memory(tensor) and tensor.numel()):
         return None
-    some = tensor.detach()  # writes by `.data` and fused optimizers don't raise the version
+    some = tensor.detach()  # `.data` writes and fused optimizers don't bump the version
     if some.is_contiguous():
         some = some.flatten()[:: max(1, tensor.numel() // SAMPLED)]
     else:
@@ -68,7 +68,7 @@ def _some(tensor: torch.Tensor) -> bytes | None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a tensor's values as a strided tensor, with its parts joined; None if unreadable."""
+    """Return a tensor's values as one strided tensor (inner tensors joined); None if unreadable."""
     values = tensor.detach() if has_values(tensor) else None
     if values is None or is_plain(values):
         return values
@@ -89,7 +89,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is strided, unquantized, and its class has torch's own dispatch."""
+    """Return whether a tensor is strided, not nested or quantized, with torch's own dispatch."""
     strided = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
     return strided and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 

@@ -46,7 +46,7 @@ def was_alone(trace: Any) -> bool:
 
 @contextmanager
 def _stderr_filtered() -> Iterator[None]:
-    """Hold the process's stderr back; after the block, write it without messages of SAID_BY."""
+    """Hold back stderr during the block, then write it without lines from files in SAID_BY."""
     try:
         descriptor = os.dup(STDERR)
     except OSError:  # stderr is closed

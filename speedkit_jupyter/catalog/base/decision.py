@@ -37,7 +37,7 @@ class Decision:
     declined: bool = False  # True if the requested value was refused or replaced by a similar value
     worth_measuring: Any = None  # a value about which only a measurement can decide
     details: Mapping[str, Any] = field(default_factory=dict)
-    asked: bool = False  # True if this is the requested value
+    asked: bool = False  # True if `value` is the requested value
     measured: str = ""  # the measurement behind the decision, in words
     variable: str | None = None  # the environment variable that decided
     hint: str = ""  # a consequence or advice for the user
@@ -57,7 +57,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Request:
-    """The requested value of one optimization, with the value's origin and measurement."""
+    """The value requested for one optimization, with its origin and the measurement behind it."""
 
     name: str
     value: Any
@@ -121,7 +121,7 @@ class Request:
 class Snippet:
     """Python source of a decision, by location in a script.
 
-    The source uses the names `model`, `loss` and (in braces) `{optimizer}`.
+    The source uses the names `model` and `loss`, and the placeholder `{optimizer}`.
     """
 
     comment: str = ""  # a comment instead of the decision's reason

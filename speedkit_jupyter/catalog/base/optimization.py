@@ -86,16 +86,16 @@ class Optimization(ABC):
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
     before: ClassVar[str] = ""  # name of the entry in front of which `add` puts this entry
-    forms: ClassVar[Mapping[str, str]] = {}  # modules that write more forms of `code()`, by form
+    forms: ClassVar[Mapping[str, str]] = {}  # modules that write further forms of code, by form
     variable: ClassVar[str | None]  # environment variable, if any; default `SPEEDKIT_<NAME>`
-    follows: ClassVar[bool] = False  # True if the rule of `auto` decides even if `config.is_alone`
+    follows: ClassVar[bool] = False  # True if `auto` decides by rule even if `config.is_alone`
     costly: ClassVar[bool] = False  # True if the entry compiles code, which takes seconds
     excludes: ClassVar[frozenset[str]] = frozenset()  # entries that no search joins with this entry
     free: ClassVar[str] = ""  # placeholder in help for arbitrary values (`threads:NUMBER`)
-    frameworks_choose: ClassVar[bool] = False  # code for frameworks states inactive decisions, too
+    frameworks_choose: ClassVar[bool] = False  # True if framework code states inactive decisions
     lowers: ClassVar[bool] = False  # True if the entry reduces the precision of products
     supersedes: ClassVar[frozenset[str]] = frozenset()  # entries replaced by this entry in a search
-    rivals: ClassVar[bool] = False  # True if no value is best by rule: a search compares values
+    rivals: ClassVar[bool] = False  # True if no rule knows the best value: a search compares them
     library: ClassVar[str] = ""  # PyPI name of the optional library that the entry calls
     bare: ClassVar[str] = ""  # value of the bare name in `--compare`, if not `true`
     none: ClassVar[Any] = False  # the value that changes nothing
@@ -115,7 +115,7 @@ class Optimization(ABC):
 
     @property
     def paths(self) -> dict[str, Any]:
-        """Return the annotation of each field by config path: `tf32`, `compile.enabled` …"""
+        """Return each field's annotation by config path, such as `tf32` or `compile.enabled`."""
         named = {f"{self.name}.{field}": info.annotation for field, info in self.fields.items()}
         return named or {self.name: self.Options}
 
@@ -157,7 +157,7 @@ class Optimization(ABC):
         return {self.flag: decision.value} if self.flag else {}
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        """Return the layers to add around calls of modules."""
+        """Return the wrappers to add around calls of modules."""
         return []
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
@@ -174,7 +174,7 @@ class Optimization(ABC):
                 "`%speedkit restore` first"
             )
 
-        # No local name may refer to the model, which would then live as long as the plan.
+        # No local variable may refer to the model, or the plan would keep the model alive.
         with (
             self.switched(decision, target),
             SWAPPED.overriding(list(self.stand_ins(decision, target).items())),
@@ -213,7 +213,7 @@ class Optimization(ABC):
         return {}
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        """Return the state that the entry changes, by name: now, or as set by `planned`."""
+        """Return the state that the entry changes, by name: now, or as `planned` would set it."""
         return {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
@@ -253,7 +253,7 @@ def call(function: str, *sources: str, **values: object) -> str:
 
 
 def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-    """Return `decide`'s decision; inactive if torch lacks a name or a model change is unasked."""
+    """Return `decide`'s result; inactive if torch lacks a name or the change wasn't requested."""
     try:
         entry.process_flags()
         decision = entry.decide(request, hardware, facts)

@@ -21,26 +21,26 @@ from speedkit_jupyter.support.wrappers import each_once, layers
 
 @dataclass(eq=False)
 class Memo:
-    """The state of a context, kept while its plan is in force or temporarily hidden."""
+    """The state of a SpeedContext, kept while its plan is in force or temporarily hidden."""
 
-    autocast: str | None = None  # the config's word for the dtype, while autocast is in force
+    autocast: str | None = None  # "bf16" or "fp16" while autocast is in force
     # The names of the context's parts, `autocast` and `grad_scaler`, that the user's code has used.
     asked: set[str] = field(default_factory=set)
     outside: int = 0  # number of calls under the user's own autocast, not `ctx.autocast()`
     scales: bool = False  # True while the plan scales losses
     scaler: Any = None  # the plan's GradScaler, kept with the context
     compiled_call: Any = None  # the plan's CompiledCode
-    graphed: Any = None  # the plan's Graphed layer, which replays a CUDA graph
+    graphed: Any = None  # the plan's Graphed wrapper, which replays a CUDA graph
     # By layer: fingerprints of the original weights, and the quantized weight or layer.
     quantized: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
     # By convolution: whether views shared the weight's memory when the plan was first applied.
     followed: MutableMapping[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
-    preexisting: weakref.WeakSet[Any] | None = None  # optimizers from before the plan
-    # Facts of the optimizers that were created under the plan and made fused.
+    preexisting: weakref.WeakSet[Any] | None = None  # optimizers that existed before the plan
+    # Facts of the optimizers that were created under the plan and switched to fused kernels.
     met_later: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
 
     def let_go(self) -> None:
-        """Stop a compiling child process; drop compiled code, CUDA graphs, quantized weights."""
+        """Stop a compiling process; drop compiled code, CUDA graphs and quantized weights."""
         if self.compiled_call is not None:
             self.compiled_call.end()
         self.compiled_call = self.graphed = None
@@ -52,7 +52,7 @@ class Target:
 
     Attributes:
         notes: results for the report, by optimization.
-        declined: reasons by optimization that found nothing to change when it was applied.
+        declined: reasons, by optimization, why applying it changed nothing.
         kept: flags that the user changed under the plan, and that were not restored.
         search: whether to find optimizers that were not passed; False in a benchmark.
         made: the facts of optimizers that a benchmark's step creates.
@@ -80,7 +80,7 @@ class Target:
 
     @property
     def only_in(self) -> int | None:
-        """Return where the plan acts: this thread's id in a benchmark; None for all threads."""
+        """Return the id of the only thread where the plan acts (benchmarks); None for all."""
         return None if self.search else threading.get_ident()
 
     @contextmanager
@@ -100,7 +100,7 @@ class Target:
     def live_optimizers(self) -> list[torch.optim.Optimizer]:
         """Return living optimizers that hold model parameters; in a benchmark, passed optimizers.
 
-        The garbage collector finds optimizers that were not passed: 60 ms for 450,000 objects.
+        The garbage collector finds optimizers that were not passed, in 60 ms for 450,000 objects.
         """
         if self._found is not None:
             return list(self._found)
@@ -162,7 +162,7 @@ def newcomers(
             return
         target = reference()
         if target is None or not target.holders([optimizer]):
-            of_others[optimizer] = count  # checked again once its number of groups changes
+            of_others[optimizer] = count  # checked again when its number of groups changes
             return
         members.add(optimizer)
         welcome(optimizer)

@@ -30,19 +30,19 @@ Group = list[torch.nn.Module]
 
 
 def is_convolution(module: torch.nn.Module) -> bool:
-    """Return whether this is a 2-D or 3-D (transposed) convolution with a weight of known shape."""
+    """Return whether a module is a 2-D or 3-D (transposed) convolution with known weight shape."""
     convolution: Any = torch.nn.Conv2d.__base__
     weight = parameter_table(module).get("weight") if isinstance(module, convolution) else None
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
 
 
 def is_linear(module: torch.nn.Module) -> bool:
-    """Return whether this is an `nn.Linear`; False for MultiheadAttention's uncalled `out_proj`."""
+    """Return whether a module is `nn.Linear`, except MultiheadAttention's uncalled `out_proj`."""
     return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
 
 
 def adapters_in(model: torch.nn.Module) -> set[torch.nn.Module]:
-    """Return peft's modules: the wrappers of a `base_layer`, and the adapters next to the layer."""
+    """Return the model's peft modules: layers with a `base_layer`, and the adapters inside them."""
     adapted: list[Any] = [part for part in model.modules() if hasattr(part, "base_layer")]
     inside = {one for part in adapted for one in part.modules()}
     return inside.difference(*(part.base_layer.modules() for part in adapted))
@@ -64,7 +64,7 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the model's repeated blocks in order, without nested blocks.
 
     Repeated blocks are two or more modules of one class in a ModuleList, ModuleDict or Sequential.
-    They have submodules, and at least two have tensors of equal names and shapes.
+    They have submodules. In one such container, two have tensors of equal names and shapes.
     """
     groups = [(module, *pair) for module in model.modules() for pair in _siblings(module)]
     kinds = {kind for _, kind, group in groups if _has_equals(group)}
@@ -77,7 +77,7 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
-    """Return the children of a list, dict or Sequential by kind; only kinds with two or more."""
+    """Return a container's children by kind (see `_kind`), without kinds of only one child."""
     found: dict[Any, Group] = {}
     if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict):
         for child in module.children():
@@ -109,7 +109,7 @@ def shapes(module: torch.nn.Module) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class OptimizerFacts:
-    """The facts of one optimizer with the user's settings, without the settings of plans."""
+    """The facts of one optimizer, with the user's settings even while a plan overrides them."""
 
     name: str = "AdamW"
     has_fused: bool = True
@@ -125,7 +125,7 @@ class OptimizerFacts:
     def read(
         cls, optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module] = ()
     ) -> OptimizerFacts:
-        """Return the facts of an optimizer; `models` show which gradients are sparse."""
+        """Return an optimizer's facts; `sparse=True` layers of `models` have sparse gradients."""
         groups = optimizer.param_groups
         settings = [settings_of_user(optimizer, group) for group in groups]
         parameters = [p for group in groups for p in group["params"]]
@@ -189,19 +189,19 @@ class Facts:
     blocks_of_torch: bool = False  # True if some block has torch's own `forward`
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False  # True if optimizers may be created after planning
-    precision: str = "fp32"  # this and the next three are set during planning
+    precision: str = "fp32"  # planning sets this field and the next three
     graphed: bool = False  # True if calls are recorded as CUDA graphs
     recomputed: bool = False  # True if the backward pass recomputes the blocks' activations
     quantized: str = ""  # name of the optimization that quantizes weights
-    # Bytes that a step requests from the system: measured, or estimated as the size of all
-    # gradients of LARGE_BYTES or more.
+    # Bytes that a step requests from the operating system: measured, or estimated as the total
+    # size of all gradients that have LARGE_BYTES or more each.
     fresh_bytes: int = 0
     step_s: float = 0.0  # measured seconds per step; 0 if not measured
     lengths_vary: bool = False  # True if calls in a measured step had inputs of several lengths
-    decodes: bool = False  # True if the measured step calls models with a cache of keys and values
-    processes: int = 1  # processes in torch.distributed's default group
-    hosts: int = 1  # hosts of these processes
-    launcher: str = ""  # the framework or torch class that distributes models here
+    decodes: bool = False  # True if the measured step passes a key-value cache to a model
+    processes: int = 1  # number of processes in torch.distributed's default group
+    hosts: int = 1  # number of hosts that run these processes
+    launcher: str = ""  # the framework or torch class that distributes the model, if any
     flags: Mapping[str, Any] = field(default_factory=dict)  # `flags.snapshot()`
 
     @property
@@ -220,7 +220,7 @@ class Facts:
         return "" if not self.parameters or "float32" in self.dtypes else ", ".join(self.dtypes)
 
     def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
-        """Return the facts with more optimizers; optimizers with equal facts count once."""
+        """Return the facts with `optimizers` added; optimizers with equal facts count once."""
         union = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
         return replace(self, optimizers=union) if optimizers else self
 
@@ -276,7 +276,7 @@ def _convolutions(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
 
 
 def _blocks(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the repeated blocks as fields of the facts, with the names of uncompiled blocks."""
+    """Return the fields of Facts about repeated blocks; names omit blocks compiled by the user."""
     repeated = repeated_blocks(model)
     plain = {id(block) for block in repeated if not is_compiled_by_user(block)}
     named = {name: m for name, m in model.named_modules() if plain and id(m) in plain}
@@ -307,7 +307,7 @@ def _own_checkpointing(modules: Iterable[torch.nn.Module]) -> OwnCheckpointing:
 
 
 def processes_of(layered: Sequence[torch.nn.Module]) -> dict[str, Any]:
-    """Return fields of the facts: processes, hosts, launcher. Empty without a process group."""
+    """Return Facts fields: `processes`, `hosts`, `launcher`; empty without a process group."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

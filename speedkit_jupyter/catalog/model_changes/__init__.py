@@ -1,1 +1,1 @@
-"""How switches change models: calls, compiled code, tensors, attributes; undone in any order."""
+"""Reversible changes to models: calls, compiled code, tensors, attributes."""

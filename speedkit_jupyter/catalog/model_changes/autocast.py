@@ -27,7 +27,7 @@ from speedkit_jupyter.torchglue.storage import marks
 # Frozen weights of at least this many elements are cast once. Speed-up for inputs of 16 rows: 1.16×
 # with 1,024 × 1,024 elements, 1.0× with 512 × 512 (AMD EPYC, 2 cores).
 CAST_ONCE = 1 << 19
-# A token per plan that lowers precision. Module state, because plans share one patch of `Cache`.
+# A token per plan that lowers precision. A global, because plans share one patch of `Cache`.
 _PLANS: list[object] = []
 
 
@@ -35,7 +35,7 @@ class CastOnce(Call):
     """A call of a frozen linear layer under CPU autocast; the cast weight is kept for later calls.
 
     The results have the same bits, because autocast computes with the same rounded weight. The
-    weight is cast again after each change that `marks` sees.
+    weight is cast again after each change that `marks` detects.
     """
 
     _known: tuple[list[object], torch.Tensor] = [], torch.empty(0)
@@ -64,7 +64,7 @@ def _is_linear(layer: torch.nn.Module) -> bool:
 
 
 def _product(layer: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return the layer's result with another weight, by the operations of its `forward`."""
+    """Return the layer's result for another weight, from the same operations as in `forward`."""
     if type(layer) is torch.nn.Linear:
         return functional.linear(x, weight, layer.bias)
     rows = torch.addmm(layer.bias, x.view(-1, x.size(-1)), weight)
@@ -72,7 +72,7 @@ def _product(layer: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _is_frozen(weight: Any) -> TypeGuard[torch.Tensor]:
-    """Return whether this is a frozen float32 CPU weight, so large that casting it once pays."""
+    """Return whether a weight is a large, frozen, contiguous float32 parameter on a CPU."""
     if type(weight) is not torch.nn.Parameter or weight.requires_grad or not weight.is_cpu:
         return False
     is_plain = weight.dtype is torch.float32 and weight.is_contiguous()
@@ -80,7 +80,7 @@ def _is_frozen(weight: Any) -> TypeGuard[torch.Tensor]:
 
 
 def cast_once(model: torch.nn.Module, notes: dict[str, str], only_in: int | None) -> list[Call]:
-    """Return a CastOnce for each large frozen linear layer; `notes` gets their number."""
+    """Return a CastOnce for each large frozen linear layer not patched or compiled; add a note."""
     every = filter(_is_linear, model.modules())
     linears = [one for one in every if _is_frozen(parameter_table(one).get("weight"))]
     plain = [one for one in linears if not has_own_forward(one) and not is_compiled_by_user(one)]
@@ -91,7 +91,7 @@ def cast_once(model: torch.nn.Module, notes: dict[str, str], only_in: int | None
 
 @contextmanager
 def caches_in_one_dtype() -> Iterator[None]:
-    """In the block, patch transformers' static caches to store keys in their values' dtype."""
+    """Patch transformers' static caches in the block, to store keys in the dtype of the values."""
     kind: Any = getattr(sys.modules.get("transformers.cache_utils"), "Cache", None)
     if kind is None or not hasattr(kind, "is_compileable"):
         yield

@@ -1,4 +1,4 @@
-"""Layers around the calls of a module, in an attribute that is not copied or pickled."""
+"""Wrappers around a module's calls, in an attribute that torch does not copy or pickle."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ HOOKS = (*FORWARD_HOOKS, *BACKWARD_HOOKS)
 
 
 class Call:
-    """One layer around the calls of `module`, with a weak reference to the module.
+    """One wrapper around the calls of `module`, with a weak reference to the module.
 
-    `inner` is the layer inside; None for the module's own call. `only_in` is the id of the only
-    thread in which the layer acts; None for all threads. `notes` has the plan's notes for reports.
+    `inner` is the next wrapper or the user's compiled call; None for the module's own call. The
+    wrapper acts only in the thread with id `only_in`; None means all. `notes` go to the report.
     """
 
     compiles: ClassVar[bool] = False
-    order: ClassVar[int] = 0  # layers of a higher order are outside, whichever plan came first
+    order: ClassVar[int] = 0  # wrappers of a higher order are outside, whichever plan came first
     recomputes: ClassVar[bool] = False  # True if the backward pass recomputes the call
 
     def __init__(self, module: Any, notes: Any = None, only_in: int | None = None) -> None:
@@ -43,18 +43,18 @@ class Call:
 
     @property
     def module(self) -> torch.nn.Module:
-        """Return the module that is called; None once it is deleted."""
+        """Return the wrapped module; None once the module is deleted."""
         return cast("torch.nn.Module", self._module())
 
     def acts(self) -> bool:
-        """Return whether the layer acts: in its thread, outside of compiling and tracing."""
+        """Return whether the wrapper acts: in its thread, outside of compiling and tracing."""
         if torch.compiler.is_compiling():  # first, because Dynamo can't trace the next lines
             return False
         is_here = self.only_in in (None, threading.get_ident())
         return is_here and not torch.jit.is_tracing()  # type: ignore[attr-defined]
 
     def below(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of the call without this layer."""
+        """Return the result of the call without this wrapper."""
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         return plain_call(self.module)(*args, **kwargs)
@@ -65,14 +65,14 @@ class Call:
 
 
 class Calls(overrides.Property):
-    """The layers around a module's calls; with equal `order`, the last plan's layer is outside."""
+    """The wrappers around a module's calls; with equal `order`, the last plan's is outside."""
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
         return thing.__dict__.get(COMPILED_CALL, overrides.MISSING)
 
     def holds(self, thing: torch.nn.Module, override: Call) -> bool:
         now, layers = thing.__dict__.get(COMPILED_CALL, overrides.MISSING), self.every().get(thing)
-        if now is None:  # `extras.auto`'s layer wrote None, so that calls skip the layer
+        if now is None:  # `extras.auto`'s wrapper wrote None, so that calls skip the wrapper
             return layers is not None
         ours = () if layers is None else layers.overrides.values()
         return any(now is one for one in (override, *ours))
@@ -92,12 +92,12 @@ class Calls(overrides.Property):
             overrides.put_back_entries(thing.__dict__, {COMPILED_CALL: original})
 
 
-# Module state, because several plans may have layers around the same module.
+# A global, because several plans may wrap the calls of the same module.
 CALLS = Calls()
 
 
 def around(module: torch.nn.Module, kind: type[Call]) -> bool:
-    """Return whether the module has a layer of this kind."""
+    """Return whether the module has a call wrapper of this class."""
     return any(isinstance(call, kind) for call in chain(module))
 
 
@@ -112,7 +112,7 @@ def is_compiled_by_user(module: torch.nn.Module) -> bool:
 
 
 def chain(module: torch.nn.Module) -> Iterator[Any]:
-    """Yield the layers of a call, the outermost first; last, the user's compiled call, if any."""
+    """Yield a module's call wrappers, outermost first, then the user's compiled call, if any."""
     call = getattr(module, COMPILED_CALL, None)
     while call is not None:
         yield call
@@ -174,7 +174,7 @@ def converted(results: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> 
     try:
         return tree_map(replaced, results)
     finally:
-        known.clear()  # the two functions refer to each other, and would keep the tensors
+        known.clear()  # the two functions refer to each other, and would keep tensors alive
 
 
 def _has_methods(kind: type) -> bool:
@@ -186,12 +186,12 @@ def _has_methods(kind: type) -> bool:
 
 
 def parts_called(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the parts that methods other than `forward` may call, with expressions for code."""
+    """Yield submodules that methods other than `forward` may call, and their source expressions."""
     return _parts(model, "model") if _has_methods(type(model)) else iter(())
 
 
 def _parts(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the children, and the children of lists, dicts and the adapters of peft."""
+    """Yield child modules; for ModuleLists and ModuleDicts, their children; for peft's, both."""
     is_dict = isinstance(module, torch.nn.ModuleDict)
     for key, child in module_table(module).items():
         called = f"{name}.{key}" if key.isidentifier() and not is_dict else f"{name}[{key}]"

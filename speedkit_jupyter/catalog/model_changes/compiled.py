@@ -24,14 +24,14 @@ from speedkit_jupyter.torchglue.private import current_node, is_transforming, tr
 
 # Limit on graphs per module. torch's limit is per function, and all modules share one function.
 GRAPHS, NUMBERS = 8, itertools.count()
-# Name of the autograd node of a gradient that compiled code computed and can't differentiate.
+# Name of autograd's node for gradients from compiled code, which has no double backward.
 SECOND = "CompiledFunctionBackwardBackward"
 WAITING = "runs as before while another process compiles it"
 TAKEN_OVER = "compiled by another process while it ran as before"
 
 
 class CompiledCode:
-    """Compiled forward passes of one plan; uncompiled after a failure. Holds no module."""
+    """Compiled forward passes of one plan, or uncompiled after a failure; keeps no module alive."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class CompiledCode:
 
     def run(self, call: Call, args: Any, kwargs: Any) -> Any:
         """Return a forward pass's result; uncompiled if the compiler fails, unless `required`."""
-        if is_transforming():  # else Dynamo would leave the code uncompiled for good
+        if is_transforming():  # else Dynamo would leave the code uncompiled permanently
             return call.below(*args, **kwargs)
         if self._background is not None:
             self._check_background(self._background, call.module)
@@ -95,7 +95,7 @@ class CompiledCode:
 
     @property
     def background(self) -> SubprocessCompiler | None:
-        """Return the compiler in a child process; None if there is none, or its work is over."""
+        """Return the compiler in a child process; None without one, or once its work is done."""
         return self._background
 
     def end(self) -> None:
@@ -149,7 +149,7 @@ def _compile(
 ) -> Callable[..., Any]:
     """Return a compiled function that calls a module; `Module.compile()` skips torch.nn classes.
 
-    Equal modules share compiled code; other modules get a graph each. `background` only traces.
+    Equal modules share code; other modules get a graph each. With `background`, calls only trace.
     """
 
     def forward(module: torch.nn.Module, args: Any, kwargs: Any, recomputes: bool) -> Any:

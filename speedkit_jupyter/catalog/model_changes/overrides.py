@@ -24,7 +24,7 @@ class Property(ABC):
     """A property of one kind of object: a weight's strides, a tensor's device, and so on.
 
     Overrides must not keep objects alive, so an `original` must not refer to its object.
-    The `optimizers` passed to methods have state that follows the object.
+    The `optimizers` passed to methods may have state that changes with the object.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Property(ABC):
         """Restore the original if the override is still in force; trained values stay."""
 
     def adopted(self, thing: Any, original: Any, optimizers: Optimizers) -> Any:
-        """Return the new original after a change by the user."""
+        """Return the new original state after the user has changed the property."""
         return self.found(thing, optimizers)
 
     @contextmanager
@@ -74,12 +74,12 @@ class Property(ABC):
         return MISSING if layers is None else layers.original
 
     def every(self) -> MutableMapping[Any, Layers]:
-        """Return each overridden object with its layers."""
+        """Return the overridden objects, each with its `Layers`."""
         return self._layers
 
 
 class Layers:
-    """An object's `original` and overrides, the active override last. Does not hold the object."""
+    """An object's original state and its overrides, the active one last; not the object itself."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -149,13 +149,13 @@ def put_back_entries(holder: Any, values: Mapping[str, Any]) -> None:
             holder[name] = value
 
 
-# A module's table (PARAMETERS, MODULES, or empty for plain attributes) and the name in it.
+# The name of a module's table (PARAMETERS, MODULES; empty: its `__dict__`), and a key in it.
 Slot = tuple[str, str]
 FORWARD: Slot = ("", "forward")
 
 
 class StandIn(NamedTuple):
-    """A replacement (a plain function for a method), and the word under which reports count it."""
+    """A replacement (for a method: a function), and the word under which reports count it."""
 
     value: Any
     word: str
@@ -188,7 +188,7 @@ class Swapped(Property):
         self._current: MutableMapping[Any, dict[Slot, StandIn]] = WeakIdKeyDictionary()
 
     def current(self, thing: torch.nn.Module) -> dict[Slot, StandIn]:
-        """Return the plans' replacements that the user has not replaced since."""
+        """Return the plans' replacements that the user has not overwritten."""
         known = self._current.get(thing, {})
         return {slot: one for slot, one in known.items() if _is_there(thing, slot, one.value)}
 
@@ -221,12 +221,12 @@ class Swapped(Property):
         return self.found(thing, optimizers) | ours
 
 
-# Module state, because several plans may replace parts of the same module.
+# A global, because several plans may replace parts of the same module.
 SWAPPED = Swapped()
 
 
 def _own_state_dict(module: torch.nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Return the `state_dict()` with the user's parameters, so that files are as without plans."""
+    """Return the `state_dict()` with the user's parameters: files are the same as without plans."""
     found: dict[str, Any] = type(module).state_dict(module, *args, **kwargs)
     for kind, name in SWAPPED.current(module):
         if kind == PARAMETERS:
@@ -255,7 +255,7 @@ OWN = {"state_dict": _own_state_dict, LOAD: _load_own, CAST: _cast_own}
 
 
 def return_own_parameters(module: torch.nn.Module) -> None:
-    """Put the user's parameters back before code writes to them; the plan leaves them there."""
+    """Put the user's parameters back before code writes to them; the plan then leaves them."""
     for slot in SWAPPED.current(module):
         if slot[0] == PARAMETERS:
             _put(module, slot, SWAPPED.original(module)[slot])
@@ -267,7 +267,7 @@ def _merge_own(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
     type(module).merge(module, *args, **kwargs)  # type: ignore[attr-defined]
 
 
-# The override for a module of peft that can merge its adapter into replaced parameters.
+# The override for a peft module, which may merge its adapter into replaced parameters.
 MERGE: Slots = {("", "merge"): StandIn(_merge_own, "adapters")}
 
 
@@ -287,7 +287,7 @@ def _is_there(module: torch.nn.Module, slot: Slot, value: Any) -> bool:
 def _put(module: torch.nn.Module, slot: Slot, value: Any) -> None:
     holder, (kind, name) = _holder(module, slot), slot
     if kind == MODULES and value is not None and holder.get(name) is not None:
-        value.train(holder[name].training)  # the user may have changed the replacement's mode
+        value.train(holder[name].training)  # the user may have changed its training mode
     if not kind and isinstance(value, FunctionType):
         value = Method(value, module, name)
     put_back_entries(holder, {name: value})

@@ -1,4 +1,4 @@
-"""Channels-last strides and devices of tensors, changed in place; optimizers made fused."""
+"""Change strides and devices of tensors in place, and switch optimizers to fused kernels."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
 class WeightStrides(Property):
     """The strides of a module's weight, and of the weight's gradient and optimizer state.
 
-    The key is the module: weights may be replaced, and `swap_tensors` refuses weak references.
+    The key is the module, because weights may be replaced, and `swap_tensors` refuses weakrefs.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> WeightLayout:
@@ -74,13 +74,13 @@ class WeightStrides(Property):
         weight = weight_of(thing)
         restride(weight, original.stride)
         offloaded = getattr(getattr(thing, "_hf_hook", None), "weights_map", None)
-        if weight.is_meta and offloaded and "weight" in offloaded:  # Accelerate has the values
+        if weight.is_meta and offloaded and "weight" in offloaded:  # Accelerate holds the values
             restride(offloaded["weight"], original.stride)
         for name, tensor in _followers(weight, optimizers):
             restride(tensor, original.odd.get(name, original.stride))
 
 
-# Module state (PLACE and FUSED, too), because several plans may override the same object.
+# Global, like PLACE and FUSED, because several plans may override the same object.
 LAYOUT = WeightStrides()
 
 
@@ -127,7 +127,7 @@ def companions(
 
 
 def _followers(weight: torch.Tensor, optimizers: Optimizers) -> Sequence[tuple[str, torch.Tensor]]:
-    """Return the companions with the weight's shape, which need the weight's strides.
+    """Return gradient and state tensors of the weight's shape, which need the weight's strides.
 
     Fused optimizers index all these tensors alike: another layout would mix up elements.
     """
@@ -136,17 +136,17 @@ def _followers(weight: torch.Tensor, optimizers: Optimizers) -> Sequence[tuple[s
 
 
 class Alignment:
-    """Give gradients and state their parameter's strides before a fused step: a step pre-hook.
+    """A step pre-hook that gives gradients and state their parameter's strides.
 
     torch's fused kernels index all these tensors alike: other strides would mix up elements. State
-    is read only after `loaded()` and after a parameter's layout has changed, to save time.
+    is read only at the first step, after `loaded()`, and when a parameter's contiguity changes.
     """
 
     def __init__(self) -> None:
         self._contiguous: list[bool] = []
 
     def loaded(self, optimizer: torch.optim.Optimizer) -> None:
-        """Read the state again, which the optimizer has loaded."""
+        """Have the next step read the state, because the optimizer has loaded it."""
         self._contiguous = []
 
     def __call__(self, optimizer: torch.optim.Optimizer, *step: Any) -> None:
@@ -168,7 +168,7 @@ class Alignment:
 
 
 def _has_strides_of(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether tensors of one shape have the same strides, but for dimensions of one."""
+    """Return whether tensors of equal shape have equal strides, except in dimensions of size 1."""
     strides = one.stride(), other.stride()
     return strides[0] == strides[1] or all(
         length == 1 or own == its for length, own, its in zip(one.shape, *strides, strict=True)
@@ -215,7 +215,7 @@ class OptimizerSettings(NamedTuple):
 
 
 class Fused(Property):
-    """`fused=True` in an optimizer's defaults and groups, float32 `step` on parameters' devices."""
+    """`fused=True` in an optimizer's defaults and groups; float32 `step` on parameters' devices."""
 
     def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> OptimizerSettings:
         groups = {_key(g): _settings(g) for g in thing.param_groups if g["params"]}
@@ -256,7 +256,7 @@ FUSED = Fused()
 
 
 def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return a `state_dict()` with settings and `step` as without plans; share other tensors."""
+    """Return the state_dict with settings and `step` as without plans; share other tensors."""
     original = FUSED.original(optimizer)
     if original is MISSING:
         return state
@@ -273,7 +273,7 @@ def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[st
 
 
 def settings_of_user(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Values:
-    """Return the user's settings of a group, without the settings of plans."""
+    """Return a parameter group with the user's settings, without the settings of plans."""
     original = FUSED.original(optimizer)
     if original is MISSING or group.get("fused") is not True:
         return group

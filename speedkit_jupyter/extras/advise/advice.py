@@ -1,4 +1,4 @@
-"""Opportunities with their expected gain: how they are ranked, left out and reported."""
+"""Rank opportunities to speed up a step, leave out small gains, and report the rest."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from speedkit_jupyter.support.source_lines import Spot
 from speedkit_jupyter.support.units import ratio, seconds, share
 
 EXACT = "none: the results are the same"
-# The largest share of a step that a remedy is expected to remove: some Python always remains.
+# The largest share of a step that a remedy is expected to remove: some time always remains.
 MOST_REMOVED = 0.995
-# Comparisons of a few seconds can't prove smaller gains, so opportunities with a smaller `high` are
-# left out, unless their rule is in ALWAYS.
+# Comparisons of a few seconds can't prove smaller gains. An opportunity with a smaller `gain.high`
+# is left out, unless its rule is in ALWAYS.
 LEAST_GAIN = 1.05
 HOW = (
     "Expected is a range, not a promise. It is computed from the share of the step that the remedy "
@@ -50,7 +50,7 @@ class Gain(NamedTuple):
 
 
 def amdahl(share: float, least: float, most: float = math.inf) -> Gain:
-    """Return the step's gain if a part with this share becomes `least` to `most` times as fast.
+    """Return the step's gain if a part with `share` of it runs `least` to `most` times as fast.
 
     (G. M. Amdahl: Validity of the single processor approach, AFIPS 1967.)
     """
@@ -64,7 +64,7 @@ def without(share: float) -> float:
 
 @dataclass(frozen=True)
 class Subject:
-    """The objects that a remedy changes, passed to each trial so that advice keeps none alive."""
+    """A step's models, optimizers and loaders, passed to trials so that Advice refers to none."""
 
     models: Sequence[torch.nn.Module] = ()
     optimizers: Sequence[torch.optim.Optimizer] = ()
@@ -81,7 +81,7 @@ class Subject:
 
     @property
     def idle(self) -> list[torch.nn.Parameter]:
-        """Return the parameters that require gradients and that no optimizer steps."""
+        """Return the parameters that require gradients but belong to no optimizer."""
         held = self.held
         return [one for one in self.parameters if one.requires_grad and id(one) not in held]
 
@@ -94,8 +94,8 @@ Remedy = Callable[[Subject], AbstractContextManager[Any]]
 class Opportunity:
     """A reason why a step is slow, with its `evidence` and the code to write instead, `remedy`.
 
-    `gain` is the expected gain of the whole step. A `trial` applies the remedy for a measurement.
-    `spots` are the user's lines that the reason is about, and `part` is the part of the step.
+    `gain` is the expected gain of the whole step. `trial` applies the remedy in a measurement; None
+    if only the user can apply it. `spots` are the slow lines, and `part` the slow part, if noted.
     """
 
     title: str
@@ -145,7 +145,7 @@ class Advice(Shown):
 
 
 def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportunity]:
-    """Return opportunities, the largest gain first; small gains only from rules in `always`.
+    """Return the opportunities, the largest gain first; small gains only from rules in `always`.
 
     An opportunity is also left out if earlier opportunities (left out or not) cover all its lines.
     """
@@ -159,7 +159,7 @@ def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportu
 
 
 def advice_report(advice: Advice) -> Document:
-    """Return the opportunities in a table, the largest expected gain first."""
+    """Return the report: a table of the first opportunities in the given order, and notes."""
     profile, every = advice.profile, advice.opportunities
     if not profile.taken:
         return Document("Nothing was measured")

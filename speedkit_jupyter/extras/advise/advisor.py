@@ -45,7 +45,7 @@ class Advisor:
         return self._advice
 
     def run(self) -> Generator[Progress, None, None]:
-        """Profile the step, apply the rules, put state back; yield between turns of calls."""
+        """Profile the step, apply the rules and restore state; yield between groups of calls."""
         with self._profiler.guarded() as guard:
             step = yield from self._profiler.measured(guard, self._trial_s)
             yield Progress(1.0, "one more call, observed")
@@ -59,7 +59,7 @@ class Advisor:
                 else:
                     situation.found += found
             self._advice.opportunities = ranked(situation.found, ALWAYS)
-            with suppress(SpeedKitError):  # commands that apply plans report a damaged store
+            with suppress(SpeedKitError):  # `%speedkit apply` reports a damaged store of plans
                 self._advice.proven = self._proven()
 
     def _situation(self, isolated: IsolatedStep) -> Situation:
@@ -101,7 +101,7 @@ def loaders_of(step: Step) -> list[DataLoader[Any]]:
 class Advised:
     """The last advice, whose opportunities can be tried by number or rule.
 
-    `step` creates the step again; `asked` are the given names of function, model and loader.
+    `step` creates the step again; `asked` has the names of function, model and loader, if given.
     """
 
     opportunities: list[Opportunity]
@@ -150,8 +150,8 @@ def advise(
             called for all batches of an epoch.
         model: the models of the step (default: all that the function's code reaches).
         optimizer: the optimizers of the step (default: all that the function's code reaches).
-        loader: the DataLoader of the step (default: all that the function's code reaches).
-        budget_s: seconds for everything (default: 10).
+        loader: the DataLoader with the batches that `step` takes; unused if `step` takes none.
+        budget_s: seconds in all, without compiling (default: 10).
 
     Returns:
         An Advice. Each of its `opportunities` has evidence, the expected gain of the whole step,

@@ -53,7 +53,7 @@ class ObservedModelCall:
         return tensors_in((self.args, self.kwargs))
 
     def with_rows(self, times: int) -> ObservedModelCall:
-        """Return a call with `times` times the rows; inputs are one row if any is below 2-D."""
+        """Return a call with `times` times the rows; each input is one row if any is 0-D or 1-D."""
         is_row = any(one.dim() < 2 for one in self.inputs)
 
         def grown(leaf: Any) -> Any:
@@ -68,7 +68,7 @@ class ObservedModelCall:
 
 @dataclass
 class LoaderTimes:
-    """Seconds of waiting for a loader: `next_s` per batch, `waited_s` in all, with loop starts."""
+    """Seconds of waiting for a loader: `next_s` per batch; `waited_s` in all, with loop starts."""
 
     loader: DataLoader[Any]
     loops: int = 0
@@ -80,8 +80,8 @@ class LoaderTimes:
 class ObservedCall:
     """Observations of one call of the step, including optimizers and loaders that it creates.
 
-    `calls` are the outermost module calls. `held` has ids of parameters in optimizers that stepped,
-    `got_gradients` of parameters whose gradients were written. `draws` has times by loader id.
+    `calls` are the outermost module calls, and `draws` has times by loader id. `held` has the ids
+    of parameters in optimizers that stepped, `got_gradients` ids of parameters with new gradients.
     """
 
     calls: list[ObservedModelCall] = field(default_factory=list)
@@ -133,7 +133,7 @@ class ObservedCall:
         return iterator
 
     def on_draw(self, original: Original, iterator: Any) -> Any:
-        if (draws := self._iterators.get(id(iterator))) is None:  # begun before the step
+        if (draws := self._iterators.get(id(iterator))) is None:  # its loop began before the step
             return original(iterator)
         begun_s = clock.now()
         try:
@@ -151,7 +151,7 @@ def observed(
 
     def gradients() -> dict[int, tuple[int, int] | None]:
         """Return each gradient's id and version by parameter id; None for a missing gradient."""
-        # A step may, by mistake, replace a parameter with a computed tensor, which is not a leaf.
+        # A step may replace a parameter with a non-leaf tensor by mistake; its `grad` would warn.
         given = ((id(one), one.grad) for one in parameters if one.is_leaf)
         return {one: None if grad is None else (id(grad), version(grad)) for one, grad in given}
 
@@ -174,7 +174,7 @@ def observed(
 
 
 def _executed(call: Callable[[], object]) -> Counter[CodeType]:
-    """Run the call; return the user's functions with call counts; empty under another profiler."""
+    """Run the call; return call counts of the user's functions, or none under another profiler."""
     ran = Counter[CodeType]()
     if sys.getprofile() is not None:
         call()
@@ -194,7 +194,7 @@ def _executed(call: Callable[[], object]) -> Counter[CodeType]:
 
 @dataclass(frozen=True)
 class FunctionCode:
-    """The tree and call count of a function or cell; `nodes` skips inner functions and classes."""
+    """The syntax tree and call count of a function or cell; `nodes` skips inner definitions."""
 
     code: CodeType
     tree: ast.AST
@@ -257,8 +257,8 @@ def dotted(node: ast.AST) -> str:
 class Situation:
     """The objects and measurements that a rule examines.
 
-    `cores` counts usable CPU cores; `names` has expressions by id of modules and loaders. `settle`
-    puts the step's state back. `ratio` takes about `trial_s` seconds. Earlier rules filled `found`.
+    `cores` counts usable CPU cores. `names` has expressions for modules and loaders, by their id.
+    `settle` restores state, `ratio` takes about `trial_s` seconds, `found` has earlier results.
     """
 
     profile: Profile
@@ -276,7 +276,7 @@ class Situation:
         self.on_cpu = self.device.type == "cpu"
         # Only modules with parameters: no loss functions or activations.
         self.calls = [one for one in self.observed.calls if [*one.module.parameters()]]
-        self.held = self.subject.held | self.observed.held  # also by optimizers made in the step
+        self.held = self.subject.held | self.observed.held  # includes optimizers made in the step
 
     def share(self, *parts: Part) -> float:
         return sum(self.profile.share(part) for part in parts)
@@ -286,16 +286,16 @@ class Situation:
         return self.share("forward", "backward")
 
     def line_share(self, code: FunctionCode, node: ast.AST) -> float:
-        """Return the share of the step in a node's lines, with the library code that they call.
+        """Return the share of the step that a node's lines and their library calls take.
 
-        Models, optimizers and other lines of the user don't count.
+        Time in models, in optimizers and in other lines of the user is excluded.
         """
         spots = set(code.lines_of(node))
         own = self.profile.lines.own.items()
         return sum(share for (spot, where), share in own if spot in spots and where in OF_LINES)
 
     def operators(self, *names: str) -> float:
-        """Return the share of operators with name prefixes such as `aten::div`; 0 if unknown."""
+        """Return the share of operators whose names begin with one of `names`; 0 if not timed."""
         found = [] if self.profile.costs is None else self.profile.costs.operators
         return sum(one.share for one in found if one.name.startswith(names))
 
@@ -305,10 +305,10 @@ class Situation:
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float:
         """Return the first call's time ÷ the second's, under no_grad; 0 if the first pair fails.
 
-        Times are medians of up to five further pairs in `trial_s`, or the first. Calls `settle`.
+        Times are medians of up to five more pairs in `trial_s`, or the first. Calls `settle`.
         """
         pairs, begun_s = list[list[float]](), clock.now()
-        with suppress(Exception), torch.no_grad():  # the model may refuse other numbers of rows
+        with suppress(Exception), torch.no_grad():  # the model may refuse another number of rows
             while not pairs or (len(pairs) <= 5 and clock.now() - begun_s < self.trial_s):
                 pairs.append([clock.timed(call, self.device) for call in (first, second)])
         self.settle()

@@ -26,9 +26,9 @@ from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.interrupts import interrupts_delayed, uninterrupted
 
-# Default limit on the cost of races, as a share of the run.
+# Default limit on the cost of races, as a share of the run's time.
 OVERHEAD = 0.02
-# The `Auto` objects of all threads; module state, because torch's hooks are process-wide.
+# The `Auto` objects of all threads; a global, because torch's hooks are process-wide.
 RUNNING: list[Auto] = []
 
 
@@ -41,7 +41,7 @@ def auto(
     evaluation: str = "plan",
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Auto]:
-    """Race plans on this thread's loops in the block; a proven plan runs the rest of its loop.
+    """Race plans on this thread's loops in the block; a proven plan stays in force for its loop.
 
     Loops are found as the block calls models and steps optimizers; each step trains exactly once.
     A proven plan is stored, and later runs begin with the plan. The end of the block restores every
@@ -50,7 +50,7 @@ def auto(
     Args:
         model: Race only on loops that call this model or a part of the model (default: all loops).
         optimizer: Race only on loops that step this optimizer (default: all loops).
-        overhead: The share of the run that the races may cost, from 0 to 1 (default 0.02).
+        overhead: The share of the run's time that the races may cost, from 0 to 1 (default 0.02).
         evaluation: The plan for a training loop's evaluation, without gradients: the winner
             (`"plan"`, the default) or no plan (`"exact"`).
         say: A function that gets each line for the user (default: the logger `speedkit_jupyter`).
@@ -92,7 +92,7 @@ def auto(
 class Auto:
     """The races of plans on the loops of one thread: the thread that calls `begin`.
 
-    `overhead` and `evaluation` are as in `auto`, with the same ArgumentError. `say` gets lines for
+    `overhead` and `evaluation` are as in `auto`, whose block counts as a cell. `say` gets lines for
     the user during a cell; `changed` gets the loop after each optimizer step of a known loop.
     `busy` is a sentence if other programs used over 10 % of the CPU in the last cell, else empty.
     """
@@ -109,7 +109,7 @@ class Auto:
         if evaluation not in ("plan", "exact"):
             raise ArgumentError(f'evaluation is "plan" or "exact", not {evaluation!r:.40}')
         self.loops: list[RacedLoop] = []
-        self._over: list[RacedLoop] = []  # ended, because a later loop of this cell has the model
+        self._over: list[RacedLoop] = []  # ended, because a later loop of this cell uses the model
         self.latest: RacedLoop | None = None
         self.refused: dict[str, None] = {}
         self._remaining = Remaining()
@@ -125,7 +125,7 @@ class Auto:
         self.only: tuple[torch.nn.Module | None, torch.optim.Optimizer | None] = None, None
 
     def begin(self) -> None:
-        """Set hooks on optimizers, backward() and data loaders; races start with `begin_cell`."""
+        """Hook into optimizers, backward() and data loaders; races start with `begin_cell`."""
         RUNNING.append(self)
         self._stack.callback(RUNNING.remove, self)
         hooks = optimizer_hooks(after=self._after), self._remaining.watching()
@@ -151,9 +151,9 @@ class Auto:
         self._discovery.begin()
 
     def end_cell(self, in_notebook: bool = True) -> list[str]:
-        """Stop racing until the next cell; each loop keeps its winner, or no plan.
+        """Stop racing until the next cell; a loop's winner, if it has one, stays in force.
 
-        Returns lines on loops and refusals, which name magics if `in_notebook`.
+        Return lines for the user: summaries of loops (with magics if `in_notebook`) and refusals.
         """
         if why := self._discovery.obstacle():
             self._refuse([], why)
@@ -234,7 +234,7 @@ class Auto:
         found.end()
 
     def _predicts(self, model: torch.nn.Module) -> None:
-        """Add a loop for a model that only predicts, except in a measurement or a known loop."""
+        """Add a loop for a model that only predicts, unless a loop has it or a measurement runs."""
         if not is_measuring() and not self._is_known(model):
             self._add([model], [], 0)
 

@@ -34,7 +34,7 @@ from speedkit_jupyter.torchglue.storage import is_in_memory, tensors_in
 
 # A step with this many calls or more is not examined: a loop over time steps may have thousands.
 MOST_CALLS = 32
-# The floating-point results of a step's calls, and the gradients by the ids of parameters.
+# The floating-point results of a step's calls, and the gradients by the id of the parameter.
 Outcome = tuple[list[torch.Tensor], dict[int, torch.Tensor]]
 # A plan is dropped if the repeated calls take longer than TOO_SLOW steps plus TOO_SLOW_S seconds,
 # which allow for the kernels that a first call builds. A compiled plan has no limit.
@@ -47,8 +47,8 @@ MOST_EXAMINATIONS = 3
 class NotedCall:
     """A model's call: arguments, floating-point results, and the results' gradients.
 
-    `random` has the generators' states before the call, `drawn` the states after a call that draws.
-    `versions` are the version counters of the tensors in the arguments.
+    `random` has the generators' states before the call; `drawn` has the states after it, or is None
+    if it draws nothing. `versions` are the version counters of the tensors in the arguments.
     """
 
     module: torch.nn.Module
@@ -61,7 +61,7 @@ class NotedCall:
 
 
 class Examiner:
-    """The examinations of a loop's plans, each by repeating the calls of one plain step.
+    """The examinations of a loop's plans; each repeats the calls of a step that ran without a plan.
 
     While `is_recording`, a step is recorded, to be repeated under the plan `name` or, if `name`
     is empty, for the compiler. `seconds` is the duration of the last repetition and comparison.
@@ -69,7 +69,7 @@ class Examiner:
 
     def __init__(self, plans: LoopPlans) -> None:
         self._plans = plans
-        self._outcomes: dict[frozenset[Any], str] = {}  # objections by rounding, or ""
+        self._outcomes: dict[frozenset[Any], str] = {}  # by rounding: an objection, or ""
         self._failures = Counter[str]()  # by plan
         self.name, self.is_recording, self.is_repeating, self.seconds = "", False, False, 0.0
         self._calls, self._gradients = list[NotedCall](), dict[int, torch.Tensor]()
@@ -78,7 +78,7 @@ class Examiner:
         self._is_large = False  # True if a call's arguments hold too much to compare
 
     def begin(self, name: str) -> None:
-        """Record the next step, which must run without a plan; set hooks that note gradients."""
+        """Begin to record a step, which must run without a plan; register gradient hooks."""
         self.end()
         self.name, self.is_recording, self._obstacle = name, True, ""
         for one in parameters_of(self._plans.live_models):
@@ -117,7 +117,7 @@ class Examiner:
         return result
 
     def _copied(self, arguments: list[Any]) -> snapshot.Snapshot | None:
-        """Return a copy of the arguments that are no tensors; None without any, or an obstacle."""
+        """Return a copy of non-tensor arguments; None if there are none, or after an obstacle."""
         walk = Walk([] if self._is_large else [a for a in arguments if type(a) is not torch.Tensor])
         size = sum(getattr(one, "nbytes", 0) for one in walk.found.values())
         self._is_large |= len(walk.found) > snapshot.MOST_HELD or size > MOST_COPIED_BYTES
@@ -128,7 +128,7 @@ class Examiner:
         return snapshot.Snapshot(walk) if walk.found and not self._obstacle else None
 
     def _values(self) -> list[tuple[int, int]]:
-        """Return numbers that change with parameters' values: in place, or by `.data = …`."""
+        """Return parameters' versions and addresses, which show in-place writes and `.data = …`."""
         every = parameters_of(self._plans.live_models)
         return [(version(one), one.data_ptr() if is_in_memory(one) else 0) for one in every]
 
@@ -200,7 +200,7 @@ class Examiner:
                 self.is_repeating, self.seconds = False, clock.now() - begun_s
 
     def not_examined(self, why: str) -> str | None:
-        """Count an unrepeatable step; return an objection from MOST_EXAMINATIONS on, else None."""
+        """Count a failed examination; return an objection from MOST_EXAMINATIONS on, else None."""
         self.end()
         self._failures[self.name] += 1
         is_over = self.name and self._failures[self.name] >= MOST_EXAMINATIONS
@@ -218,13 +218,13 @@ class Examiner:
         if self._plans.lowers(name) and (kept := keeps_lowered(self._plans.live_models)):
             return f"{kept}, which the plan lowers"
         if not self._differences(found, known, precision):
-            return ""  # else: gradients may bypass the calls, as with a penalty on parameters
+            return ""  # else: gradients may also come from outside the calls, as from a penalty
         return self._differences(found, self.repeat(compiles=False), precision)
 
     def repeat(self, compiles: bool, most_s: float = math.inf) -> Outcome:
         """Repeat the calls, inside `repeating`; return their results and gradients.
 
-        Raises TimeoutError after `most_s`.
+        Raises TimeoutError if a forward pass ends after `most_s` seconds.
         """
         draw_again = nullcontext if compiles else partial(replayed, set())  # modes disable Dynamo
         every = parameters_of(self._plans.live_models)
@@ -275,12 +275,12 @@ class Examiner:
 
 
 def expected_s(step_s: float) -> float:
-    """Return the expected seconds of an examination: a share of a step, to plan and to compare."""
+    """Return the expected seconds of an examination: part of a step, planning and comparing."""
     return 0.8 * step_s + 0.01
 
 
 def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
-    """Return where modules, or your hooks, keep a bf16 or fp16 result; empty if nowhere."""
+    """Return where modules keep a bf16 or fp16 tensor, or user hooks may; empty if nowhere."""
     for name, one in snapshot.held_objects(models):
         if isinstance(one, torch.Tensor) and one.dtype in LOW:
             return f"the model keeps {name}"
@@ -294,7 +294,7 @@ def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
 
 
 def _is_plain(result: Any) -> bool:
-    """Return whether a leaf of the results is a tensor, an array, or the user's dataclass."""
+    """Return whether a leaf of the results is a tensor, an array, or a dataclass."""
     return isinstance(result, (torch.Tensor, np.ndarray)) or is_dataclass(result)
 
 
@@ -311,5 +311,5 @@ def _apart(value: Any) -> Any:
 
 
 def _versions(values: Any) -> list[int]:
-    """Return the tensors' version counters, which in-place writes raise."""
+    """Return the tensors' version counters, which in-place writes increment."""
     return [version(one) for one in tensors_in(values)]

@@ -1,4 +1,4 @@
-"""Compile the best plan of a loop in another process, if the steps that remain pay for it."""
+"""Compile the best plan of a loop in another process, if the expected gain pays for it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from speedkit_jupyter.extras.auto.race import Race
 from speedkit_jupyter.extras.auto.steps import Remaining
 from speedkit_jupyter.rounds import clock
 
-# Expected cost for the loop: TRACING_S seconds to trace the model, and two shares of the compiling
-# process's seconds: it slows the loop down (SLOWED), and its code takes time to load (LOADING).
-# COMPILING_S is the estimate of these seconds for a model that is not on a CPU.
+# Expected cost to the loop: TRACING_S seconds to trace the model, and two shares of compile time.
+# The compiling process slows the loop down (SLOWED), and its code takes time to load (LOADING).
+# COMPILING_S is the estimated compile time in seconds for a model that is not on a CPU.
 TRACING_S, SLOWED, LOADING, COMPILING_S = 1.5, 0.1, 0.25, 20.0
 # Expected share of time that a compiled plan saves; fewest steps in a cell before compiling.
 GAIN, COMPILE_AFTER_STEPS = 0.1, 50
 
 
 class BackgroundCompile:
-    """The background compilation of a loop's best plan, which happens once.
+    """The background compilation of a loop's best plan, which happens at most once.
 
-    `name` is the compiled plan once a step was recorded for tracing, and `is_running` is true while
-    another process compiles it. `loading_s` are the expected seconds to load the finished code.
+    `name` is the compiled plan's name, empty until a step is traced. `is_running` is true while
+    another process compiles the plan. `loading_s` is the expected time to load the finished code.
     """
 
     def __init__(self, plans: LoopPlans, remaining: Remaining) -> None:
@@ -42,10 +42,10 @@ class BackgroundCompile:
         self._cost_s = TRACING_S + (SLOWED + LOADING) * compiling_s
 
     def is_due(self, race: Race, steps: int) -> bool:
-        """Return whether to trace the step after `steps` steps of a cell; if so, pause the race.
+        """Return whether to trace the next step (after `steps` in the cell); if so, pause the race.
 
-        An earlier run's compiled winner is due at once, a settled race's leader once the race
-        affords it, after COMPILE_AFTER_STEPS. Gains in the remaining time must pay for compiling.
+        An earlier run's compiled winner is due at once; a settled race's leader is due after
+        COMPILE_AFTER_STEPS, once the race affords it. The expected gain must pay for compiling.
         """
         plans = self._plans
         if self.name or not plans.can_compile:
@@ -68,7 +68,7 @@ class BackgroundCompile:
         return next(filter(self._plans.is_compiled, self._plans.learned), "")
 
     def choose(self, leader: str, draws: bool) -> None:
-        """Set `name` to the plan to compile, whose calls draw random numbers if `draws`."""
+        """Set `name` to the plan to compile; `draws` is true if its calls draw random numbers."""
         self.name = self._plans.compiled(self._learned or leader, draws)
 
     @contextmanager
@@ -89,7 +89,7 @@ class BackgroundCompile:
         self._begun_s, self.is_running = clock.now(), True
 
     def outcome(self, may_go_on: bool) -> str | None:
-        """Return the failure, "" if done, else None; stop compiling unless `may_go_on`."""
+        """Return why compiling failed, "" if done, else None; stop compiling unless `may_go_on`."""
         is_done = self.is_running and all(one.is_done() for one in self._compilers)
         if not self.is_running or (may_go_on and not is_done):
             return None
@@ -101,7 +101,7 @@ class BackgroundCompile:
         return next((one.why_not for one in self._compilers if one.why_not), "")
 
     def slowed_by(self, seconds: float, usual_s: float | None) -> float:
-        """Return the seconds to charge for a step that may have waited for the compiling process.
+        """Return the seconds to charge for a step that the compiling process may have slowed down.
 
         Steps that are faster than usual by chance offset slower steps.
         """

@@ -15,12 +15,12 @@ from speedkit_jupyter.catalog.precision import Lowered
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.private import current_node, is_transforming
 
-# Most optimizer steps in one step of a loop. A period counts once it was seen twice in a row.
+# Maximum number of optimizer steps in one loop step. A period counts once it repeats.
 MOST_IN_A_PERIOD = 8
-# Least number of optimizer steps, or of predictions, before a race begins.
+# Minimum number of optimizer steps, or of calls without gradients, before a race begins.
 FIRST_STEPS = 3
-# Calls of known models after which a cell is not searched for other loops: a hook on all modules
-# costs some 20 microseconds for each call of a module.
+# After this many calls of known models, the search for other loops in a cell ends, because hooks on
+# all modules cost some 20 microseconds for each call of a module.
 KNOWN_CALLS = 8
 
 
@@ -29,10 +29,10 @@ class Discovery:
 
     From `begin` to `end` the calls of all modules in this thread are watched. `models` are the
     outermost modules that were called with gradients enabled and have trainable parameters.
-    `has_autocast` tells whether the loop uses autocast itself; `seconds` is the time of its steps.
-    `predicts` is called with a module in eval mode after FIRST_STEPS calls without gradients, if no
-    model trains. After KNOWN_CALLS calls of modules that are `known`, if no other model trains, the
-    watching ends.
+    `has_autocast` is true if the loop uses autocast itself; `seconds` is the time of its steps.
+    `predicts` is called with a module in eval mode after FIRST_STEPS of its calls that compute no
+    gradients, if `models` is empty. The hooks are removed after KNOWN_CALLS calls for which `known`
+    is true, unless a model in `models` is not known or a new loop's optimizer has made a step.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Discovery:
         self.seconds = self._begun_s = 0.0
 
     def begin(self) -> None:
-        """Set hooks on all modules, unless they are set."""
+        """Register global hooks for calls of modules, unless they are registered."""
         if self._handles:
             return
         here = threading.get_ident()
@@ -73,7 +73,7 @@ class Discovery:
         ]
 
     def end(self) -> None:
-        """Remove the hooks, and forget all that was seen."""
+        """Remove the hooks, and reset all attributes."""
         while self._handles:
             self._handles.pop().remove()
         self._forget()
@@ -91,7 +91,7 @@ class Discovery:
                 self._begun_s = clock.now()
             kind = parameter.device.type
             is_available = torch.amp.is_autocast_available(kind)
-            if is_available and not around(module, Lowered):  # a plan in force has its autocast
+            if is_available and not around(module, Lowered):  # a plan's autocast doesn't count
                 self.has_autocast |= torch.is_autocast_enabled(kind)
         elif not module.training and not self.models:
             self._predicting[id(module)] += 1

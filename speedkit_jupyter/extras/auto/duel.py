@@ -1,7 +1,7 @@
 """A duel of two plans: rounds of two blocks of the user's steps, and the proof from the rounds.
 
-The two blocks of a round run in random order. Their times are one pair for the statistics of
-`%%speedbench`.
+The two blocks of a round run in random order. Their times form one pair for the statistics that
+`%%speedbench` uses, too.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from speedkit_jupyter.rounds.statistics import ERROR, Ratio, paired_ratio
 
 # A block begins with LEAD steps that are not compared, because the first step after a change of the
 # plan takes 5 to 15 % longer. LEAST_STEPS to MOST_STEPS timed steps follow, if possible for BLOCK_S
-# seconds and for SWITCHES times the length of a change, so that neither clock nor change decides.
+# seconds and for SWITCHES times the length of a change, so that clock and change hardly matter.
 LEAD, LEAST_STEPS, MOST_STEPS, SWITCHES = 1, 2, 200, 4.0
-# Rounds after which a duel is tested. By Bonferroni's correction all tests of a race together claim
-# a gain that is not there with a probability of ERROR at most.
+# Numbers of rounds after which a duel is tested. By Bonferroni's correction, the probability that
+# any test of a race claims a false gain is at most ERROR.
 LOOKS = (5, 10, 15, 22, 33)
-# A gain below WORTH is not worth a change. A plan that was slower in every round that no other
-# program delayed is dropped after SLOWER_ROUNDS such rounds, without an interval; after one round
-# less if the plan's last block ended early (HOPELESS), and one less if another plan is proven.
+# A speed-up below WORTH is not worth a change. A plan that was slower in every round that no other
+# program delayed is dropped after SLOWER_ROUNDS such rounds, without an interval. It takes one
+# round fewer if the plan's last block ended early (HOPELESS), and one fewer if another is proven.
 WORTH, SLOWER_ROUNDS = 1.02, 3
-# A rival's block ends early if LEAST_STEPS or more timed steps all take HOPELESS times as long as
-# the leader's usual step, or the first two of its first block HOPELESS_AT_ONCE times; only steps
-# longer than the leader's slowest count. One step ends the block if it takes TOO_LONG_S seconds
-# more, and more than the race may cost so far. The leader's block in the round confirms the result.
+# A rival's block ends early if LEAST_STEPS or more timed steps all take over HOPELESS times the
+# leader's usual time, or the first two of its first block HOPELESS_AT_ONCE times. Only steps longer
+# than the leader's slowest count. One step alone ends the block if it takes TOO_LONG_S seconds
+# longer, and longer than the race may cost so far. The leader's block then confirms the result.
 HOPELESS, HOPELESS_AT_ONCE, TOO_LONG_S = 1.4, 4.0, 1.0
-# A rival is likely faster if it was LIKELY times as fast in every round of at least LIKELY_ROUNDS.
+# A rival is likely faster if it was LIKELY times as fast in each of LIKELY_ROUNDS or more rounds.
 # Steps between rounds then use its plan, and further blocks have one timed step.
 LIKELY, LIKELY_ROUNDS = 1.2, 2
 
@@ -43,7 +43,7 @@ class Block:
     `ratios` holds each step's time divided by `usual_s`, the leader's usual time for such a step.
     `slower` are the same ratios, but 0 for a step that is not longer than the leader's slowest.
     `wall_s` are the seconds of all steps; other programs delayed them by at most `delay_s`, as
-    `load` measured. `has_left` tells that the block ended early.
+    `load` measured. `has_left` is true if the block ended early.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Block:
         self.slower.append(seconds / usual_s * is_slowest)
 
     def seems_slow(self, is_first: bool, most_s: float) -> bool:
-        """Return whether steps are far slower, or one is TOO_LONG_S and also `most_s` longer."""
+        """Return whether steps are far slower, or the last took TOO_LONG_S and `most_s` more."""
         timed = self.slower[LEAD:]
         if is_first and timed and min(self.slower) > HOPELESS_AT_ONCE:
             return True
@@ -74,7 +74,7 @@ class Block:
 
     @property
     def relative(self) -> float:
-        """Return the lower median of timed steps' ratios, as other programs may delay a step."""
+        """Return the lower median of timed steps' ratios, since other programs may delay steps."""
         return median_low(self.ratios[LEAD:] or self.ratios)
 
     def excess_s(self, is_first: bool) -> float:
@@ -107,7 +107,7 @@ class Duel:
     were_delayed: bool = False
 
     def steps(self, step_s: float, switch_s: float) -> int:
-        """Return a block's number of steps, with lead-in, for a step's and a change's seconds."""
+        """Return a block's number of steps with lead-in; `switch_s` are the seconds of a change."""
         steps = max(BLOCK_S, SWITCHES * switch_s) / max(step_s, 1e-6)
         timed = math.ceil(min(max(steps, LEAST_STEPS), MOST_STEPS))
         return LEAD + (1 if self.is_likely else timed)
@@ -143,7 +143,7 @@ class Duel:
 
     @property
     def ratios(self) -> list[float]:
-        """Return the leader's time ÷ the rival's by round; of calm rounds if LOOKS[0] are calm."""
+        """Return leader ÷ rival times of all rounds, or of calm rounds if LOOKS[0] are calm."""
         pairs = self.calm if len(self.calm) >= LOOKS[0] else self.pairs
         return [leader / rival for leader, rival in pairs]
 

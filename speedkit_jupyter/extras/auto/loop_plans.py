@@ -26,8 +26,8 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import interrupts
 
-# These never race: they move or distribute the model, record a call's tensors, change the process,
-# only save memory, or refuse to train. A compiled plan races once another process compiled it.
+# These optimizations never race: they move or distribute the model, record CUDA graphs, change the
+# process, only save memory, or refuse to train. A compiled plan races after a background compile.
 LEFT = ("device", "cuda_graphs", "distributed", "threads", "activation_checkpointing", "inference")
 COMPILE = "compile"
 # Optimizations outside of a model's calls, and optimizations that change the calls' rounding.
@@ -78,7 +78,7 @@ class LoopPlans:
     def compiled(self, name: str, draws: bool) -> str:
         """Add the plan `name` with torch.compile to `candidates`; return the new plan's name.
 
-        If the model `draws` random numbers, compiled code draws the numbers of uncompiled code.
+        If the model `draws` random numbers, compiled code draws the same numbers as eager code.
         """
         plan = self.candidates.get(name, Candidate({}))
         same = {"enabled": True, "draws": "same_random"}
@@ -90,7 +90,7 @@ class LoopPlans:
         return name in self.candidates and COMPILE in self.candidates[name].values
 
     def compile_failure(self, name: str) -> str:
-        """Return why models of a compiled plan run uncompiled; empty if none does."""
+        """Return why a model of a compiled plan runs uncompiled; empty if no model does."""
         for context in self.contexts_of(name):
             code, note = context.target.memo.compiled_call, context.notes.get(COMPILE, "")
             if code is not None and (code.failed or not code.forwards or "nothing" in note):
@@ -107,7 +107,7 @@ class LoopPlans:
                 self._contexts[name] = [
                     prepare(model, config, holding(optimizers, model)) for model in models
                 ]
-            for context in self._contexts[name]:  # no measurement puts back the user's memory
+            for context in self._contexts[name]:  # a race, unlike a benchmark, restores no storage
                 channels_last.note_views(context.target)
         return self._contexts[name]
 
@@ -121,7 +121,7 @@ class LoopPlans:
         return lowest(*(precision_of(context.plan) for context in self.contexts_of(name)))
 
     def lowers(self, name: str) -> bool:
-        """Return whether a plan's autocast acts in the models' calls."""
+        """Return whether a plan runs the models' calls under autocast."""
         return name != BASELINE and "precision" in self.candidates[name].values
 
     # The plan in force.
@@ -173,7 +173,7 @@ class LoopPlans:
 
     @property
     def leaves_calls(self) -> bool:
-        """Return whether the models' calls run as they do without the plan in force."""
+        """Return whether the plan in force, if any, leaves the models' calls unchanged."""
         return self.in_force == BASELINE or self.candidates[self.in_force].values.keys() <= OUTSIDE
 
     @property
@@ -194,7 +194,7 @@ class LoopPlans:
 
     @interrupts.uninterrupted()
     def unapply(self) -> None:
-        """Take the applied winner off the models, if there is one."""
+        """Undo the applied winner, if there is one."""
         contexts, self._applied = self._applied, []
         for context in contexts:
             context.restore()
@@ -209,7 +209,7 @@ class LoopPlans:
     # --- learned plans ---
 
     def look_up(self, args: Any, kwargs: Any) -> str:
-        """At the first call, add an earlier run's proven plan; return the name to race, or ""."""
+        """Add an earlier run's proven plan at the first call; return the name to race, or ""."""
         if self._task is not None:
             return ""
         optimizers = tuple(str(one) for facts in self.facts for one in facts.optimizers)
@@ -227,7 +227,7 @@ class LoopPlans:
         if COMPILE not in plan.values or self.can_compile:
             self.candidates[plan.name] = plan
             self.learned[plan.name] = Ratio(speedup, low, high, 0)
-        plan = plan.without(COMPILE)  # it races until the code of the compiled plan is loaded
+        plan = plan.without(COMPILE)  # it races until the compiled code is loaded
         if not plan.values:
             return ""
         self.candidates = {plan.name: plan, **self.candidates}

@@ -21,7 +21,7 @@ from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.weak import at_unload
 
-# `auto` leaves out cells that begin with these magics: they may measure, or run an inner cell.
+# `auto` skips cells that begin with these magics: they may run a benchmark, or an inner cell.
 OURS = ("%%speedbench", "%speedbench", "%speedkit", "%%speedkit")
 NOT_ON = "auto is off: `%speedkit auto` switches it on."
 ON = "auto is on: plans race in the cells that train from now on. `%speedkit auto off` ends it."
@@ -33,7 +33,7 @@ class CellRaces:
 
     def __init__(self, shell: Any, arguments: Namespace) -> None:
         self._shell = shell
-        self._lines: list[str] = []  # for the end of the cell
+        self._lines: list[str] = []  # shown at the end of the cell
         say = self._lines.append
         self.auto = Auto(arguments.overhead, arguments.eval, say, self._changed)
         self._live: LiveOutput | None = None
@@ -41,7 +41,7 @@ class CellRaces:
         self._events = {"pre_run_cell": self._before, "post_run_cell": self._after}
 
     def begin(self) -> None:
-        """Set the shell's events and torch's hooks; races start with the next cell."""
+        """Register the shell's callbacks and torch's hooks; races start with the next cell."""
         _RUNNING.append(self)
         at_unload(off)
         for name, call in self._events.items():
@@ -50,7 +50,7 @@ class CellRaces:
         current().show_auto(ON)
 
     def end(self) -> None:
-        """Remove events and hooks; restore flags, models and optimizers; keep trained values."""
+        """Remove callbacks and hooks; restore flags, models and optimizers; keep trained values."""
         for name, call in self._events.items():
             with suppress(ValueError):
                 self._shell.events.unregister(name, call)
@@ -93,7 +93,7 @@ class CellRaces:
             display(Document(lines[0], ["\n".join(lines[1:])]))
 
 
-# State at module level, because torch's hooks belong to the whole process.
+# A global, because torch's hooks are process-wide.
 _RUNNING: list[CellRaces] = []
 
 
@@ -150,7 +150,7 @@ def run_cell(names: Names, session: Session, arguments: Namespace, source: str) 
 
 
 def _run(shell: Any, source: str) -> None:
-    """Run a cell inside of a cell; raise its error, whose traceback has only the user's lines."""
+    """Run a cell inside a cell; raise its error, whose traceback shows only the user's lines."""
     show = shell.showtraceback, shell.showsyntaxerror
     shell.showtraceback = shell.showsyntaxerror = lambda *args, **kwargs: None
     try:

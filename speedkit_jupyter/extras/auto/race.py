@@ -18,14 +18,14 @@ from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import Ratio
 
 BASELINE = "baseline"
-# First estimates: the seconds of one change of the plan and, before a plan's first round, the share
-# by which the plan is slower.
+# Initial estimates: the seconds of one change of the plan, and the share of time by which a plan
+# without a round is slower.
 SWITCH_S, UNKNOWN_LOSS = 3e-4, 0.05
-# A race may cost the share `overhead` of the run so far. In advance it may cost this share of the
-# expected rest (at most AHEAD times the run so far), up to one step plus AHEAD_S seconds. While it
-# saves for an examination, a later plan's duel may cost the share MEANWHILE of the examination.
+# A race may cost the share `overhead` of the time so far. In advance it may cost this share of the
+# expected rest (at most AHEAD times the time so far), up to one step plus AHEAD_S seconds. While it
+# saves for an examination, a later plan's duel may cost MEANWHILE times the examination's seconds.
 AHEAD, AHEAD_S, MEANWHILE = 4.0, 0.01, 0.25
-# Number of recent steps of a plan and a kind of batch that later steps are compared with.
+# Number of recent steps, by plan and kind of batch, with which later steps are compared.
 KEPT_STEPS = 64
 
 
@@ -33,9 +33,9 @@ class Race:
     """A race of plans on the steps of a run.
 
     Rounds and examinations begin only if the share `overhead` of the run pays for them (see AHEAD);
-    `remaining` estimates the seconds left from the seconds so far. `objection` returns why a plan
-    may not race: an empty string if it may, None before its examination of `examination_s` seconds.
-    `load` measures delays as `Interruptions` does. `leader` is the proven plan, at first BASELINE;
+    `remaining` estimates the seconds left from the seconds so far. `objection(name)` returns why a
+    plan may not race: "" if it may, None before its examination of `examination_s(name)` seconds.
+    `load` measures delays like `Interruptions`. `leader` is the proven plan, at first BASELINE;
     `active` is the plan of the current step, `proof` the baseline's time divided by the leader's.
     `waiting` are the plans without a result, in the order of the race; `again` are plans that race
     a second time, because the machine was busy. `tried` has the duel of each plan that has begun to
@@ -63,7 +63,7 @@ class Race:
         self.switch_s = SWITCH_S
         self.duel: Duel | None = None
         self.overhead, self._random = overhead, random.Random(seed)
-        # The latest seconds of steps, by the kind and the plan.
+        # The times of the latest steps in seconds, by kind and plan.
         self._times = defaultdict[tuple[Hashable, str], deque[float]](
             lambda: deque(maxlen=KEPT_STEPS)
         )
@@ -87,13 +87,13 @@ class Race:
 
     @property
     def number(self) -> tuple[int, int]:
-        """Return the counts of plans that began to race, and of all plans, begun or waiting."""
+        """Return how many plans have begun to race, and how many plans have begun or wait."""
         return len(self.tried), len({*self.tried, *self.waiting})
 
     def step_ended(self, seconds: float | None, kind: Hashable, elapsed_s: float) -> str:
         """Note a step, and return the name of the next step's plan.
 
-        `seconds` exclude the time between steps, and are None for other work or another plan.
+        `seconds` exclude the time between steps; None if the step does not count for `active`.
         `kind` is equal for steps with the same work; `elapsed_s` are the seconds of the run so far.
         """
         self.elapsed_s = elapsed_s
@@ -136,7 +136,7 @@ class Race:
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
         """Count seconds as lost.
 
-        The excess above `expected_s` delays no round, because kernels are built only once.
+        Seconds above `expected_s` delay no round: they are one-time costs, such as built kernels.
         """
         self.lost_s += seconds
         self._once_s += max(0.0, seconds - expected_s)
@@ -211,7 +211,7 @@ class Race:
     def _affords_round(self, duel: Duel) -> bool:
         """Return whether the race affords a round, or the round costs at most `overhead` of itself.
 
-        A rival without a round is expected to be UNKNOWN_LOSS slower, or as slow as the baseline.
+        An untried rival counts as slower by UNKNOWN_LOSS, or by the leader's gain if it is larger.
         """
         ahead = self._unexamined(self.waiting[: self.waiting.index(duel.rival)])
         if ahead and not duel.is_likely and duel.lost_s > MEANWHILE * self._examination_s(ahead):

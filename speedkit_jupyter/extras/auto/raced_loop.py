@@ -31,7 +31,7 @@ WATCH_S, IDLE_WATCH_S = 0.02, 0.1
 class RacedLoop:
     """One loop: its models and optimizers, its race, and the plan in force, until `end`.
 
-    `log` holds the last 5,000 steps: the loop's seconds until then, the plan, the step's seconds.
+    `log` has the last 5,000 steps: seconds since the loop began, the plan, the step's seconds.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RacedLoop:
         return Race(names, overhead, *told, clock.Interruptions())
 
     def begin_cell(self) -> None:
-        """Reset the totals, and leave the time between two cells out of the run."""
+        """Reset the totals, and exclude the time between two cells from the run."""
         self.totals, self.race.load = Totals(), clock.Interruptions()
         self.is_paused, self._began_s = False, clock.now() - self.race.elapsed_s
 
@@ -106,7 +106,7 @@ class RacedLoop:
 
     @hide_when_interrupted
     def _begin(self, args: Any, kwargs: Any) -> None:
-        """Put the step's plan into force (hooks can't change plans), and time or count the step."""
+        """Put the step's plan into force and begin to time the step, or only count the step."""
         self._begun_s = clock.now()
         is_between = not self.race.in_round and self.plans.in_force == self.race.active
         is_busy = self._to_record is not None or self._compile.is_running
@@ -127,7 +127,7 @@ class RacedLoop:
         self._step = TimedStep(self._kinds.of(args, kwargs), self.plans.device)
 
     def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call; if it fails under a plan but not without a plan, drop the plan."""
+        """Run a call; drop a plan that makes it fail, or whose bf16 or fp16 results are kept."""
         __tracebackhide__ = True
         name = self.plans.in_force
         if self.plans.lowers(name) and self._hooks != (now := sum(map(len, self._hooked))):
@@ -153,7 +153,7 @@ class RacedLoop:
         return result
 
     def _evaluate(self, module: Any, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call without gradients: under the running step's plan, the winner or no plan."""
+        """Run a call without gradients under the running step's plan, the winner or no plan."""
         __tracebackhide__ = True
         is_winner = self.plans.in_force == self.race.leader and not self.race.in_round
         is_within = self._calls and (module.training or self.plans.scales_gradients)
@@ -193,7 +193,7 @@ class RacedLoop:
         step, plans = self._step, self.plans
         if self._is_only_counted:
             self._is_only_counted, seconds = False, clock.now() - self._begun_s
-            if plans.device.type != "cpu":  # the device computes later
+            if plans.device.type != "cpu":  # the device runs asynchronously
                 seconds = self.race.usual_s(step.kind, plans.in_force) or seconds
             self._counted(plans.in_force, seconds)
             return
@@ -298,7 +298,7 @@ class RacedLoop:
     # The plan in force.
 
     def _go_on(self) -> None:
-        """Put the race's choice for the next step into force."""
+        """Put the plan that the race chose for this step into force."""
         if self.race.is_settled and not self._evaluates:
             self._force(self.race.leader, self.race.proof)
         else:
@@ -306,7 +306,7 @@ class RacedLoop:
             self._force(self.race.active)
 
     def _force(self, name: str, proof: Ratio | None = None) -> None:
-        """Replace the plan in force by another; charge the race, and drop a plan that fails.
+        """Put the plan `name` into force; charge the race, and drop the plan if it fails.
 
         With a proof the plan is applied, so that reports show it, and stored.
         """
@@ -330,7 +330,7 @@ class RacedLoop:
             plans.store(name, proof)
 
     def pause(self) -> None:
-        """Stop the race for now, as at the end of a cell; the winner stays in force, or no plan."""
+        """Stop the race for now, as at the end of a cell; the winner, if any, stays in force."""
         self._examiner.end()
         self._calls = self._stepped = self._evaluates = 0
         self._is_only_counted, self._to_record = False, None

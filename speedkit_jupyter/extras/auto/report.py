@@ -40,7 +40,7 @@ def _plans(loop: RacedLoop) -> Table:
         duel, rounds, speedup = race.tried.get(name), "", ""
         if duel is not None and duel.pairs:
             rounds, speedup = f"{len(duel.pairs):,}", f"{units.ratio(duel.median)} {duel.leader}"
-        if name == race.leader and race.proof is not None:  # as the headline says it
+        if name == race.leader and race.proof is not None:  # as in the headline
             rounds = rounds or "earlier run"
             speedup = f"{units.ratio(race.proof.median)} {BASELINE}"
         turn = "races again: the machine was busy" if name in race.again else "waits for its turn"
@@ -109,7 +109,7 @@ def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
 
 
 def is_short(loop: RacedLoop) -> bool:
-    """Return whether a loop of a cell took too little time for a line."""
+    """Return whether a loop of a cell took too little time to be reported."""
     least_s = LEAST_S if loop.race.proof is None else LEAST_PROVEN_S
     return sum(loop.totals.seconds.values()) < least_s
 

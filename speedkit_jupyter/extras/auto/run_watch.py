@@ -15,11 +15,11 @@ from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.support import units
 
-# A plan is dropped if a loss is not finite, unlike plain losses, or if IN_A_ROW losses exceed the
-# maximum of the last PLAIN plain losses by ABOVE times their range plus RELATIVE times the maximum.
-# A run that begins with a stored plan has few plain steps, if any: the plan's first PLAIN losses
-# serve instead. Losses below CONVERGED times the first are noise: converged models spike by
-# themselves (a CNN under AdamW without a plan: a median of 3e-5, a maximum of 0.66 in 400 steps).
+# Plain steps run without a plan. A plan is dropped if its loss is not finite, unlike plain losses,
+# or if IN_A_ROW losses exceed the maximum of the last PLAIN plain losses by ABOVE times their range
+# plus RELATIVE times the maximum. A run that begins with a stored plan has few plain steps, so the
+# plan's first PLAIN losses serve instead. Losses below CONVERGED times the first are noise: a CNN
+# that converged under AdamW had plain losses with median 3e-5 and maximum 0.66 in 400 steps.
 PLAIN, ABOVE, RELATIVE, IN_A_ROW, CONVERGED = 20, 3.0, 0.1, 3, 0.05
 # Gradient norms also grow in a healthy run. A plan is dropped if IN_A_ROW norms exceed EXPLODED
 # times the maximum of plain steps. Norm and memory are read after at least EVERY steps of a plan,
@@ -28,7 +28,7 @@ EXPLODED, EVERY, APART_S = 10.0, 5, 0.2
 # A plan leaks memory if GROWTHS readings in a row each grow by at least LEAST_GROWN bytes, and the
 # last plain readings by at most half as much on average. Caches fill faster and then stop.
 GROWTHS, LEAST_GROWN = 20, 2**18
-# The winner races again, once, if the median of RECENT_STEPS steps is over SLOWER times the race's.
+# The winner races again, once, if the median time of RECENT_STEPS steps grew over SLOWER times.
 SLOWER, RECENT_STEPS = 1.25, 50
 
 
@@ -94,7 +94,7 @@ class Memory:
 
 
 class RunWatch:
-    """The values of a loop that tell whether a plan harms it."""
+    """The losses, gradient norms, memory and speed of a loop, to detect plans that harm it."""
 
     def __init__(self) -> None:
         self._loss = Signal("loss", ABOVE, RELATIVE, may_overflow=False)
@@ -116,7 +116,7 @@ class RunWatch:
         return gradient_norm(optimizers), self.memory(plan, used_bytes(device))
 
     def values(self, plan: str, loss: torch.Tensor | None, norm: torch.Tensor | None) -> str:
-        """Note the computed values of a step; return why its plan must be dropped, or ""."""
+        """Note a step's loss and gradient norm; return why its plan must be dropped, or ""."""
         why = "" if loss is None else self._loss.noted(plan, float(loss))
         return why or ("" if norm is None else self._norm.noted(plan, float(norm)))
 
@@ -133,7 +133,7 @@ class RunWatch:
 
 
 def gradient_norm(optimizers: Iterable[torch.optim.Optimizer]) -> torch.Tensor | None:
-    """Return the 2-norm of dense gradients, copied to the CPU without waiting; None if none."""
+    """Return the 2-norm of dense gradients, copied to the CPU asynchronously; None if none."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     found = (one.grad for group in groups for one in group["params"])
     gradients = [one for one in found if one is not None and one.layout is torch.strided]

@@ -29,11 +29,11 @@ MOST_KINDS = 8
 
 
 class Beat(Call):
-    """A layer around a model that sends this thread's calls to `made`, outside of plans' layers.
+    """A layer around a model, outside the layers of plans; it passes this thread's calls to `made`.
 
     `made(module, below, args, kwargs)` returns the call's result; `below` runs the call itself.
-    From `pass_calls` to `take`, calls with gradients skip `made`; with `counted` they are counted.
-    Without gradients, calls skip `made` while `is_plain()`: a rollout calls a small model often.
+    From `pass_calls` to `take`, calls with gradients skip `made`; `take` returns their number if
+    `counted`. Calls without gradients skip `made` while `is_plain()`: rollouts make many of them.
     """
 
     order = 2  # outside all layers of plans
@@ -73,8 +73,8 @@ class Beat(Call):
 class Kinds:
     """The kinds of calls: calls of one kind do about the same amount of work.
 
-    A kind is the shapes of the input tensors. With many shapes, as with sentences, new shapes
-    get a kind by the number of tensors and, roughly, of their elements.
+    A kind is the tuple of the input tensors' shapes. If there are many shapes, as for sentences,
+    the kind of new shapes is the number of tensors and the rough number of their elements.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Kinds:
 
     @property
     def usual(self) -> Hashable:
-        """Return the shapes that at least half of all calls have; None if there are none."""
+        """Return the shapes of at least half of all calls; None if no shapes are that frequent."""
         kind, calls = self._seen.most_common(1)[0]
         return kind if 2 * calls >= self._calls else None
 
@@ -109,7 +109,7 @@ class Totals:
 
 
 class HostEvent:
-    """A moment on the CPU's clock, with the methods of a device's event."""
+    """A time on the CPU's clock, with the methods of a device's timing event."""
 
     def record(self) -> None:
         self._at_s = clock.now()
@@ -122,7 +122,7 @@ class HostEvent:
 
 
 class TimedStep:
-    """A step that begins now, and its values, which the device may compute until `ready`.
+    """A step that begins now; its `loss` and gradient `norm` are available once `ready` completes.
 
     `is_usual` is false if its time includes an examination; `why` is the reason to drop its plan.
     """
@@ -140,7 +140,7 @@ class TimedStep:
 
 
 def event(device: torch.device) -> Any:
-    """Return a new event of the device, so that the loop never waits; on a CPU, a HostEvent."""
+    """Return a new timing event of the device, so that no step waits; on a CPU, a HostEvent."""
     if device.type == "cpu":
         return HostEvent()
     return torch.get_device_module(device).Event(enable_timing=True)
@@ -153,7 +153,7 @@ class Remaining:
         self._loaders: dict[int, tuple[weakref.ref[Any], float, int]] = {}
 
     def watching(self) -> AbstractContextManager[None]:
-        """Note in the block each iteration over a data loader that begins in this thread."""
+        """Return a context manager that notes each DataLoader iteration that this thread begins."""
         return patched(DataLoader, "__iter__", self._noting)
 
     def _noting(self, begin: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,7 +168,7 @@ class Remaining:
     def seconds(self, elapsed_s: float) -> float:
         """Return the longest estimate of the remaining seconds, at least the `elapsed_s` so far."""
         tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
-        runs: list[tuple[float, int, int]] = []  # seconds so far, number done, number in all
+        runs: list[tuple[float, int, int]] = []  # seconds so far, items done, items in total
         for bar in [*getattr(tqdm, "_instances", ())]:
             runs.append((bar.format_dict["elapsed"], bar.n, bar.total or 0))
         for reference, begun_s, length in self._loaders.values():

@@ -35,7 +35,7 @@ MOST_KERNELS = 3
 FAILED = 20.0
 # n searches give a confidence of n ÷ (n + 1) at most: fewer searches can't exceed 95 %.
 LEAST_SEARCHES = 20
-# Sizes may be smaller or larger than the recorded sizes by up to this factor.
+# Predictions cover sizes from the smallest recorded size ÷ BEYOND to the largest × BEYOND.
 BEYOND = 1.5
 NUMBER = re.compile(r"(\w+)=(\d{1,9})\b")
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "GROUP_M")
@@ -43,7 +43,7 @@ TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "GROUP_M")
 
 @dataclass(frozen=True)
 class DeviceName:
-    """A device and its parallel `units`: a GPU's multiprocessors, a CPU's torch threads, else 1."""
+    """A device's name and its `units`: a GPU's multiprocessors, a CPU's torch threads, else 1."""
 
     name: str
     units: int
@@ -86,7 +86,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class KernelSearch:
-    """Timings of kernels in milliseconds, all `offered` kernels, and the search's seconds."""
+    """Timings in ms by kernel, all `offered` kernels, and the duration of the search in seconds."""
 
     problem: Problem
     offered: tuple[str, ...]
@@ -108,7 +108,7 @@ def label(choice: Any) -> str:
 
 
 def problem_of(choices: Sequence[Any]) -> Problem | None:
-    """Return the kernels' product; None for dynamic shapes, equal labels, no kernel in LIBRARY."""
+    """Return the kernels' product; None for dynamic shapes, equal labels, or none in LIBRARY."""
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
         return None
@@ -149,7 +149,7 @@ def versions() -> str:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Shares of `right` predictions by the trees' `agreement`, from `shapes` held-back searches."""
+    """Shares of `right` predictions by the trees' `agreement`, from `shapes` held-out searches."""
 
     agreement: tuple[float, ...] = field(repr=False)
     right: tuple[float, ...] = field(repr=False)
@@ -181,7 +181,7 @@ class Ranking:
         )
 
     def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[tuple[list[str], float]]:
-        """Yield the best 1, …, MOST_KERNELS kernels (not all), and the share of agreeing trees."""
+        """Yield the best 1 to MOST_KERNELS kernels (never all), and the share of agreeing trees."""
         rows = np.array([self._features(problem, label) for label in labels])
         each = np.array([tree.predict(rows) for tree in self._forest.estimators_])
         order, right = each.mean(0).argsort(), each.min(1) + math.log1p(NEAR)

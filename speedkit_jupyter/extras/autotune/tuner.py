@@ -25,7 +25,7 @@ from speedkit_jupyter.torchglue.private import missing_name
 SEARCH, CALIBRATION = TypeAdapter(ranking.KernelSearch), TypeAdapter(ranking.Calibration)
 LOG = logging.getLogger("speedkit_jupyter")
 Fitted = tuple[ranking.Ranking, ranking.Calibration]
-# Key of a candidate kernel's annotation with its product and all offered kernels.
+# Key of a kernel's annotation that holds the kernel's product and all offered kernels.
 NOTE = "speedkit_jupyter"
 
 
@@ -48,7 +48,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Model:
-    """A device's searches with one version of torch and Triton; the calibration if trained."""
+    """A device's searches with one version of torch and Triton; no calibration until trained."""
 
     name: str
     versions: str
@@ -57,7 +57,7 @@ class Model:
 
 
 def models(name: str | None = None) -> list[Model]:
-    """Return the recorded models, one for each device and version; with `name`, of one device."""
+    """Return the recorded models by device and version; with `name`, only this device's models."""
     groups: dict[tuple[str, str], list[ranking.KernelSearch]] = {}
     for kept in database.kept("search", name):
         search = _read(SEARCH, kept.value)
@@ -85,7 +85,7 @@ def trained(model: Model) -> ranking.Calibration:
 class Tuner:
     """Record, replay or predict this process's searches; after an error (`problem`) do nothing.
 
-    If `confidence` is None, nothing is predicted. Below it, all kernels are timed if `fallback`.
+    Without `confidence`, nothing is predicted. Below `confidence`, `fallback` times all kernels.
     """
 
     def __init__(self, confidence: float | None = None, fallback: bool = True) -> None:
@@ -211,17 +211,17 @@ def detected(device: torch.device | str | None = None) -> str:
 
 @hide_internal_frames
 def record() -> Counted:
-    """Record searches until `off()`, and replay recorded products; return the live counts."""
+    """Record searches until `off()`, and replay recorded searches; return the live counts."""
     return start(Tuner())
 
 
 @contextmanager
 def predictions(confidence: float = 0.95, fallback: bool = True) -> Iterator[Counted]:
-    """In the block, time only the likely fastest kernels, and replay recorded products.
+    """Time only the likely fastest kernels in the block, and replay recorded searches.
 
     Args:
         confidence: Least share of right predictions, 0 to 1.
-        fallback: If True, time all kernels below the confidence; if False, MOST_KERNELS at most.
+        fallback: Below the confidence, time all kernels; if False, MOST_KERNELS of known products.
 
     Yields:
         The counts, which the block's searches update.

@@ -124,13 +124,13 @@ class Recomputed(Call):
 
 
 def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[..., Any]:
-    """Return a function that calls the block; later calls use the first call's small buffers.
+    """Return a function that calls the block; later calls use the small buffers' first values.
 
-    Then they put the current buffers back. They raise SpeedKitError if weights or modes changed.
+    They restore the current values afterwards, and raise SpeedKitError if weights or modes changed.
     """
     weights, modes, is_first = [*block.parameters()], _modes(block), True
     before = marks(weights)
-    # Statistics are vectors or scalars; larger buffers, such as masks, count as constants.
+    # Running statistics are vectors or scalars; larger buffers, such as masks, count as constants.
     buffers = [buffer for buffer in block.buffers() if buffer.dim() < 2]
     then = [buffer.detach().clone() for buffer in buffers]
 

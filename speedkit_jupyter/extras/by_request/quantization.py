@@ -32,7 +32,7 @@ OLDEST, SINCE = (0, 10), (0, 18)
 
 
 class Quantization(Optimization):
-    """The base class of entries that replace linear layers, or their weights, by torchao's."""
+    """The base class of entries that replace linear layers, or their weights, with torchao's."""
 
     effect = Effect.CHANGES_MODEL
     before = "cuda_graphs"
@@ -75,7 +75,7 @@ class Quantization(Optimization):
         return missing or lacks(hardware, self.library, OLDEST if value in self.early else SINCE)
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Return why the device lacks the units that `value` needs; empty if no unit is missing."""
+        """Return which hardware units the device lacks for `value`; empty if it lacks none."""
         gpu = hardware.accelerator(facts.device)
         has = f"this is {facts.device if gpu is None else gpu.name}"
         if gpu is not None and gpu.is_nvidia and gpu.capability is not None and gpu.tensor_cores:
@@ -116,7 +116,7 @@ class Quantization(Optimization):
         return Snippet(comment, imports, model=model)
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        """Return replacements for suitable layers or weights, by owner; add a note if none fits."""
+        """Return replacements of layers or weights by owning module; add a note if none fits."""
         layers = self._layers(target)
         made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
         if not made:
@@ -228,7 +228,7 @@ class Int8(Quantization):
         return "" if needs_none else super().missing_units(value, hardware, facts)
 
     def config(self, value: Any, device: torch.device) -> tuple[str, dict[str, Any]]:
-        """Return config name and arguments, with 7 bits where sums of 8-bit products overflow."""
+        """Return the config's name and arguments; 7 bits if sums of 8-bit products overflow."""
         arguments: dict[str, Any] = {"set_inductor_config": False}
         if value == "dynamic" and device.type == "cpu" and overflows():
             arguments["reduce_range"] = True

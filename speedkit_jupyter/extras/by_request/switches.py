@@ -1,4 +1,4 @@
-"""The list of this extra's switches, in the order of applying."""
+"""The list of this extra's switches, in the order in which they are applied."""
 
 from speedkit_jupyter.extras.by_request.activation_checkpointing import ActivationCheckpointing
 from speedkit_jupyter.extras.by_request.quantization import Float8, Int4, Int8

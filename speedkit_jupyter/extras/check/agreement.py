@@ -1,4 +1,4 @@
-"""Compare results with a reference: values up to rounding errors, forms, changed inputs."""
+"""Compare results with a reference: values within rounding errors, types, changed inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = 1e-2
 
 
 class TensorDifference(NamedTuple):
-    """A tensor's deviation, its worst row, column and element, and its `differing` integers."""
+    """A tensor's deviation, its worst row, column, element; `differing` counts unequal integers."""
 
     distance: float = 0.0
     scale: float = 0.0
@@ -39,22 +39,22 @@ class TensorDifference(NamedTuple):
 
 
 class RoundingLimits:
-    """The limits for each tensor at one size: the reference's largest deviations from float64.
+    """The rounding errors of each tensor at one size: the largest deviations from float64.
 
-    Control runs with rounding count, too. `side` is the reference; `values` are typical results.
+    Runs of the reference `side`, plain and rounded, show them. `values` are typical results.
     """
 
     def __init__(self, side: Side, precision: str, values: Values) -> None:
         self._precision, self._side = precision, side
         self._wide = partial(in_float64, [side.function] if side.state else [])
-        # Deviations are relative to at least this root mean square, as values may cancel in a call.
+        # Deviations are relative to a typical root mean square or more, as values may cancel.
         floats = {n: one for n, one in values.items() if _is_floating(one) and one.numel()}
         usual = {n: float(one.norm()) / math.sqrt(one.numel()) for n, one in floats.items()}
         self._usual = {name: size for name, size in usual.items() if math.isfinite(size)}
         self._known: dict[str, TensorDifference] = {}
 
     def truth(self, drawn: CallInputs, own: CallResult) -> Values:
-        """Return a call's float64 values, or `own`'s if float64 fails, and widen the limits."""
+        """Return a call's float64 values, or `own.values` if float64 fails; widen the limits."""
         wide, is_plain = drawn.copied(wide=True), self._precision == "fp32"
         truth = self._run(own, wide, self._wide) or own
         self._add(own.values, truth.values)
@@ -68,7 +68,7 @@ class RoundingLimits:
     def _run(
         self, own: CallResult, drawn: CallInputs, *around: Callable[[], AbstractContextManager[Any]]
     ) -> CallResult | None:
-        """Return the reference's result in these contexts; None on errors or other shapes."""
+        """Run the reference in `around`; return None on an error or if shapes differ from `own`."""
         with suppress(Exception):
             _, (found,) = self._side.calls([drawn], *around)
             first, second = ({n: t.shape for n, t in one.values.items()} for one in (found, own))
@@ -119,7 +119,7 @@ class RoundingLimits:
             if name in parts:
                 part = parts[name]
                 floor = max(least if name.startswith(GRADIENT) else 0.0, self._usual.get(name, 0.0))
-                # If values cancel, an element's error depends on terms of unknown sizes.
+                # If values cancel, errors of elements depend on terms of unknown sizes: no check.
                 both = (one, other) if part.mean >= SMALL * floor else (None, None)
                 worst = _worst_parts(*both, max(part.mean, floor))
                 found[name] = TensorDifference._make((*part.deviation(floor), *worst, 0, part.size))
@@ -136,7 +136,7 @@ def _is_floating(one: torch.Tensor | None) -> bool:
 def _worst_parts(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, typical: float
 ) -> list[float]:
-    """Return worst error ÷ norm by row, column and element; a norm's RMS is at least `typical`."""
+    """Return the worst relative error of rows, columns and elements; `typical` is the least RMS."""
     if tensor is None or reference is None or not reference.numel():
         return [0.0] * 3
     wide = torch.promote_types(reference.dtype, torch.float32)
@@ -154,7 +154,7 @@ def _worst_parts(
 
 
 def form_faults(found: CallResult, own: CallResult) -> list[str]:
-    """Return the call's faults, and differences from `own` in form, NaN, memory, written inputs."""
+    """Return the call's faults and its differences from `own` in type, NaN, aliases or writes."""
     faults = list(found.faults)
     for name in {**own.forms, **found.forms}:
         mine, theirs = found.forms.get(name), own.forms.get(name)

@@ -51,8 +51,8 @@ def check(
     Args:
         candidate: a function or module; or its location as text, such as "kernels.py:softmax".
         reference: the function or module that the candidate replaces, or its location.
-        inputs: a function of a size, or of nothing, that returns new tensors: one, a list, a tuple,
-            or a dict of keyword arguments; or the function's location.
+        inputs: a function of a size, or without arguments, that returns new tensors: one, a list, a
+            tuple, or a dict of keyword arguments; or the function's location.
         sizes: names of built-in sizes (single, small, odd, realistic: each is batch, heads, length,
             head_dim; default: all), or a dict of your own sizes by name.
         gradients: if False, only the forward pass is compared and timed.
@@ -62,9 +62,9 @@ def check(
         A `Check`: `passed`, `faults`, `to_dict()`, and a report in a notebook.
 
     Raises:
-        ArgumentError: `candidate`, `reference`, `inputs` or a name in `sizes` is invalid.
-        StepError: another argument is invalid, or the reference gives another result each time.
-            Errors of `inputs` and of first reference calls are raised, except for lack of memory.
+        ArgumentError: `candidate`, `reference`, `inputs` or a size is invalid.
+        StepError: another argument is invalid, or the reference's results differ with equal seeds.
+            Errors of `inputs` and of the reference's first calls are raised, unless out of memory.
 
     Example::
 
@@ -73,7 +73,7 @@ def check(
     seconds = arguments.seconds("budget_s", budget_s) or CHECK_BUDGET_S
     arguments.flag("gradients", gradients)
     with ExitStack() as stack:
-        if measurement_guard.in_progress() is None:  # else the measurement's guard restores it
+        if measurement_guard.in_progress() is None:  # else that guard restores state
             every = Step(lambda context: None, (), others=[candidate, reference, inputs])
             stack.enter_context(every.guarded())
         stack.enter_context(generators_kept())
@@ -81,7 +81,7 @@ def check(
         truth = _callable("reference", reference)
         watch = PatchWatch()
         rewrite = _callable("candidate", candidate)
-        watch.changes()  # undoes patches that the file makes when it is loaded
+        watch.changes()  # undoes patches by the candidate's file
         own, other = Side(truth, gradients), Side(rewrite, gradients, watched=True)
         stack.callback(own.close)
         stack.callback(other.close)
@@ -110,7 +110,7 @@ def _callable(label: str, value: Any) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """Return `value`; for `file.py:name`, run the file and return the object or Module instance."""
+    """Return `value`, or the object that `file.py:name` names (of a Module class, an instance)."""
     if not (isinstance(value, str) and ".py:" in value):
         return value
     path, _, name = value.rpartition(":")

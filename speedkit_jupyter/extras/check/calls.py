@@ -31,7 +31,7 @@ from speedkit_jupyter.support.wrappers import unwrapped
 # Name prefixes of values; all other names are outputs.
 GRADIENT, INPUT, BUFFER = "gradient of ", "input ", "buffer "
 CHANGED = "a result changes later: it shares memory with the next one, or is computed late"
-# Modules and classes whose functions the judge and references use.
+# Modules and classes whose functions check() and references use; candidates mustn't replace them.
 WATCHED: tuple[Any, ...] = (
     *(math, time, torch, torch.linalg, torch.autograd, torch.random, torch.cuda),
     *(torch.nn.functional, torch.Tensor, torch.nn.Module, torch.nn.Linear, torch.nn.LayerNorm),
@@ -41,7 +41,7 @@ TORCH = str(Path(torch.__file__).parent)
 
 @dataclass
 class CallResult:
-    """Tensors of a call by name, and forms of results, gradients, changed inputs and buffers."""
+    """A call's tensors by name; `forms` describe results, gradients, changed inputs and buffers."""
 
     values: Values
     forms: dict[str, str]
@@ -52,7 +52,7 @@ class CallResult:
 
 
 class Side:
-    """The candidate (`watched`) or the reference; `close` undoes patches, restores module state."""
+    """The candidate (`watched`) or the reference; `close` undoes patches and resets the module."""
 
     def __init__(
         self, function: Callable[..., Any], gradients: bool, watched: bool = False
@@ -77,7 +77,7 @@ class Side:
         return self._watch.changes() if self._watch else []
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        with torch.no_grad():  # in place, as an optimizer does; this raises version counters
+        with torch.no_grad():  # in place, as an optimizer does; bumps version counters
             for name, tensor in self.state.items():
                 tensor.copy_(values.get(name, self._start[name]))
 
@@ -126,7 +126,7 @@ class Side:
     def _copied(
         self, drawn: Sequence[CallInputs], given: list[CallInputs], results: list[dict[str, Any]]
     ) -> list[CallResult]:
-        copies = [copied(parts) for parts in results]  # at once, before late writes
+        copies = [copied(parts) for parts in results]  # before results can change
         every = zip(drawn, given, results, copies, strict=True)
         found, before = [self._result(*one) for one in every], self._kept
         self._kept = [

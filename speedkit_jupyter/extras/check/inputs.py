@@ -16,15 +16,15 @@ from speedkit_jupyter.torchglue.storage import has_values, is_plain
 
 Values = dict[str, Any]  # tensors by name
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-# Types whose values are equal if their texts are equal.
+# Types whose values are equal if their reprs are equal.
 WORDS = (str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 UNKNOWN = " that check() can't compare"
-# Kernels load up to this many elements at once; copies keep the offset modulo ALIGNED.
+# Kernels load up to this many elements at once, so copies keep storage offsets modulo ALIGNED.
 ALIGNED = 64
-# Weights change by about this share from call to call, as in training, so that a candidate that
-# caches the first weights is wrong.
+# Weights change by about this share from call to call, as in training. A candidate that caches the
+# first weights then fails the check.
 MOVE = 0.1
-# An input counts as repeating if more than this share of calls get the numbers of an earlier call;
+# An input counts as repeating if more than this share of calls get the values of an earlier call;
 # a candidate that caches results would then look faster than it is.
 REPEATS = 0.1
 
@@ -39,7 +39,7 @@ def places(value: Any, name: str = "output") -> dict[str, Any]:
 
 
 def form(value: Any) -> str:
-    """Return a value's text, or class, dtype, shape and device; with UNKNOWN if incomparable."""
+    """Return a value's repr, or class, dtype, shape and device; with UNKNOWN if incomparable."""
     kind = type(value)
     if _is_dense(value):
         dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
@@ -162,7 +162,7 @@ class InputSource:
     def draw(self, size: Any, outputs: Values | None = None, expanded: bool = False) -> CallInputs:
         """Seed torch; return new inputs and weights, and random incoming gradients for `outputs`.
 
-        `expanded` gradients have stride 0. Raises ArgumentError if inputs are invalid or not dense.
+        With `expanded`, gradients have a stride of 0. Raises ArgumentError for invalid inputs.
         """
         seed_torch(self._random.getrandbits(60))
         value = self._source(size) if self.takes_size else self._source()
@@ -185,7 +185,7 @@ class InputSource:
         return drawn
 
     def repeating(self, size: Any) -> list[str]:
-        """Return inputs that repeat in over REPEATS of the calls; `all of them` without tensors."""
+        """Return names of inputs that repeat too often (REPEATS); `all of them` without tensors."""
         seen = self._seen.get(repr(size)) or {"all of them": [0, 0]}
         return [n for n, found in seen.items() if len(found) - len({*found}) > REPEATS * len(found)]
 

@@ -1,4 +1,4 @@
-"""Judge a rewritten function: at each size, calls against float64, then timed rounds."""
+"""Judge a rewritten function: at each size, compare calls with float64, then time rounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from speedkit_jupyter.support.units import seconds
 
 # Largest number of calls per size that are compared with float64, each on new inputs.
 COMPARED_CALLS = 3
-# Expected time of comparing a size, in reference calls; with less left, later sizes are skipped.
+# Expected time of a size, in reference calls. If less is left, a size after the first is skipped.
 LIMIT_IN_CALLS = 30
 # Limits on calls and bytes in a block, because each call has its own inputs and results in memory;
 # and on rounds: a ratio from 200 rounds is precise to a few percent.
@@ -53,7 +53,7 @@ class RewriteJudge:
         self._source, self._budget = source, Budget(budget_s)
 
     def run(self, sizes: Mapping[str, Any]) -> list[SizeCheck]:
-        """Check sizes until one is wrong; skip any out of memory. Raises errors of `_begin`."""
+        """Check sizes until one is wrong; skip sizes that run out of memory, raise other errors."""
         found: list[SizeCheck] = []
         for number, (name, size) in enumerate(sizes.items()):
             one = SizeCheck(name, size)
@@ -70,7 +70,7 @@ class RewriteJudge:
         return found
 
     def _check(self, one: SizeCheck, before: int, sizes: int) -> None:
-        """Compare and time both sides at the first of `sizes` sizes, which share the time left."""
+        """Compare and time both sides at one size, in 1/`sizes` of the time left."""
         if (first := self._begin(one)) is None:
             return
         left_s, needed_s = max(self._budget.left_s, 0.0), LIMIT_IN_CALLS * first.call_s
@@ -90,7 +90,7 @@ class RewriteJudge:
     def _tried(
         self, one: SizeCheck, side: Side, drawn: Sequence[CallInputs]
     ) -> tuple[float, list[CallResult]] | None:
-        """Return seconds and results of calls; after an error note a fault, and return None."""
+        """Return the calls' seconds and results; on an error, add a fault and return None."""
         try:
             return side.calls(drawn)
         except Exception as error:
@@ -98,7 +98,7 @@ class RewriteJudge:
             return None
 
     def _begin(self, one: SizeCheck) -> FirstCall | None:
-        """Return the FirstCall, or None if incomparable. Raises StepError if repeats differ."""
+        """Return the FirstCall; None if incomparable. Raises StepError if a repeat differs."""
         drawn = self._source.draw(one.size)
         _, (result,) = self._reference.calls([drawn])
         forms = result.forms.items()
@@ -118,7 +118,7 @@ class RewriteJudge:
         return FirstCall(drawn, result, outputs, limits, call_s)
 
     def _compare(self, one: SizeCheck, first: FirstCall, budget: Budget) -> None:
-        """Compare COMPARED_CALLS calls with float64; stop at a fault or after half the budget."""
+        """Compare up to COMPARED_CALLS calls with float64; stop at a fault or half the budget."""
         worst: dict[str, Agreement] = {}
         for number in range(COMPARED_CALLS):
             drawn = self._source.draw(one.size, first.outputs, expanded=number % 2 == 0)

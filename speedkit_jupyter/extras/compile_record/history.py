@@ -73,7 +73,7 @@ class CompileRecord:
         self.end: Callable[[], None] = lambda: None  # stops noting callers
 
     def listen(self) -> None:
-        """Note the caller of each compilation from now on; call this again after torch's reset."""
+        """Note the caller of each compilation from now on, until `torch.compiler.reset()`."""
         self.end()
         self.end = dynamo.on_compiling(self._start, lambda _: None)
 
@@ -143,7 +143,7 @@ def _of(record: Any, name: str, otherwise: Any) -> Any:
 
 
 def _place(record: Any, reason: str) -> Spot | None:
-    """Return the reason's last line of user code, else a user function's first line, else None."""
+    """Return the reason's last user line, else the compiled user function's first line, or None."""
     lines = [Spot(file, int(number)) for file, number in USER_LINE.findall(reason)]
     begins = Spot(_of(record, "co_filename", ""), _of(record, "co_firstlineno", 0))
     ends = [(begins.file.endswith(end), int(number)) for end, number in END_OF_FILE.findall(reason)]

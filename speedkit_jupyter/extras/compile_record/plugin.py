@@ -1,4 +1,4 @@
-"""%speedkit compile, and notices about torch.compile after each cell."""
+"""The magic `%speedkit compile`, and notices about torch.compile after each cell."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Loaders, batch sizes, memory to release, batches in parts, batches padded to a few lengths."""
+"""Tune loaders and batch sizes, release memory, split batches and pad them to a few lengths."""

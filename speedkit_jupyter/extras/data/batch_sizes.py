@@ -1,4 +1,4 @@
-"""Measure samples per second and peak memory of a step by batch size; everything is put back."""
+"""Measure samples per second and peak memory of a step by batch size; restore all state."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def batch_sizes(
     sizes: tuple[int, int] = RANGE,
     budget_s: float | None = None,
 ) -> BatchSizes:
-    """Return samples per second and peak memory of a step by batch size; nothing is changed.
+    """Return samples per second and peak memory of a step by batch size; undo all its changes.
 
     Loading is not timed. The sweep ends at the first size that runs out of memory, that would not
     fit, or that takes too long. Example: `batch_sizes(train_on_batch, (x, y)).rows()`.
@@ -66,8 +66,8 @@ def batch_sizes(
     Args:
         step: a function of a batch; or a function without arguments that loops over `loader`.
         batch: a tensor or container (a tuple for several arguments); too few samples are repeated.
-        loader: a DataLoader, whose first batch is the batch.
-        sizes: the smallest and the largest size; each size is twice the last, up to the largest.
+        loader: a DataLoader, whose first batch is used if there is no `batch`.
+        sizes: the smallest and largest size (default: 8 and 4096); in between, sizes double.
         budget_s: seconds for everything (default: 20).
 
     Returns:
@@ -140,7 +140,7 @@ class BatchSweep:
             with begun_with(None if self._takes else self._loader, self._begin):
                 yield Progress(0.0, f"batches of {now}")
                 with self._of(now):
-                    self._call()  # the user's own batch: errors are the user's
+                    self._call()  # errors with the user's own batch are raised
                 if not (self._takes or self._is_drawn):
                     raise StepError("the step never goes through this loader")
                 guard.state.restore()
@@ -195,7 +195,7 @@ class BatchSweep:
         return TOO_LONG if takes_s and is_long else ""
 
     def _needed_bytes(self, number: int) -> float:
-        """Return extrapolated peak bytes plus the batch's bytes; 0 before two sizes are known."""
+        """Return extrapolated peak bytes plus the batch's bytes; 0 before two peaks are known."""
         known = [(one.number, one.peak_bytes) for one in self._found.measured if one.peak_bytes]
         if len(known) < 2:
             return 0.0
@@ -205,7 +205,7 @@ class BatchSweep:
         return last_bytes + each * (number - last) + number * sample / self._found.now
 
     def _first(self, size: Size, state: Snapshot) -> str:
-        """Measure memory, time two calls; return OUT if memory runs out, else an empty text."""
+        """Measure peak memory, time two calls; return OUT if memory runs out, else empty text."""
         try:
             with self._of(size.number):
                 self._call()  # creates optimizer state

@@ -36,9 +36,9 @@ def bucketed(
     Args:
         collate_fn: the loader's own function, which pads samples to one length.
         lengths: the lengths to pad to; code is compiled once for each.
-        pad_value: the value for new places, such as a tokenizer's `pad_token_id`, or values by
-            field (others get 0). Unless named here, `labels`, `label_ids` and `targets` get -100,
-            which cross-entropy ignores; masks, `token_type_ids` and `position_ids` get 0.
+        pad_value: the padding value, such as a tokenizer's `pad_token_id`, or values by field
+            (others get 0). Unless named, `labels`, `label_ids`, `targets` and tensors with -100 get
+            -100, which cross-entropy ignores; masks, `token_type_ids`, `position_ids` get 0.
 
     Raises:
         StepError: no length is given, one is not a whole number above 0, or a value is not whole.
@@ -64,7 +64,7 @@ def _collated(
 
 
 def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_FIELDS) -> Any:
-    """Return a batch with its tensors of the batch's length padded to the next of `lengths`."""
+    """Return the batch, with its second dimension padded to the next of `lengths`."""
     now = length_of(batch)
     if now is None or (longer := next((one for one in lengths if one >= now), now)) == now:
         return batch
@@ -72,7 +72,7 @@ def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_FI
     def grown(value: int | None, tensor: Any) -> Any:
         if not isinstance(tensor, torch.Tensor) or tensor.dim() < 2 or tensor.shape[1] != now:
             return tensor
-        if value is None:  # without a name, labels are known by -100
+        if value is None:  # -100 marks unnamed labels
             usual = 0 if tensor.dtype is torch.bool else values.get("", 0)
             value = -100 if (tensor == -100).any() else usual
         behind = [0, 0] * (tensor.dim() - 2)
@@ -112,7 +112,7 @@ def keeps_loss(model: torch.nn.Module, batch: Mapping[str, Any], lengths: Sequen
 
 
 def few_lengths(widths: Sequence[int], most: int = 4) -> tuple[tuple[int, ...], float]:
-    """Return up to `most` multiples of 8 as lengths of batches, and the share of added padding."""
+    """Return up to `most` multiples of 8 that cover `widths`, and the share of padding they add."""
     ordered, numbers = sorted(widths), range(1, most + 1)
     longest = (ordered[math.ceil(len(ordered) * number / most) - 1] for number in numbers)
     lengths = tuple(sorted({math.ceil(one / 8) * 8 for one in longest}))

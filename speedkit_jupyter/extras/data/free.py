@@ -53,7 +53,7 @@ def free(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _used_bytes() -> Iterator[tuple[str, int]]:
-    """Yield names and bytes: the process, and tensors on all accelerators of each kind."""
+    """Yield names with used bytes: of the process, and of tensors on each kind of accelerator."""
     yield "this process", psutil.Process().memory_info().rss
     for kind in devices.in_use():
         yield kind.name, kind.allocated_bytes()
@@ -92,7 +92,7 @@ def forget_error(shell: Any) -> str:
 
 
 def forget_outputs(names: Names, shell: Any) -> str:
-    """Clear IPython's `Out`, `_` and `_7`, but not the user's own values; return a description."""
+    """Clear IPython's `Out`, `_` and `_7`, but no user variables; return a description."""
     outputs, hook = names.get("_oh", {}), vars(shell.displayhook)  # `Out` may be the user's
     ids = {id(value) for value in (*outputs.values(), *(hook.get(name) for name in LAST))}
     for space in (names, shell.user_ns_hidden, hook):

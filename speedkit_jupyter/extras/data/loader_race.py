@@ -28,15 +28,15 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import interrupts_delayed
 from speedkit_jupyter.torchglue.modules import end_workers
 
-# (rounds, factor): after these rounds, a way is dropped if its median time exceeds `factor` times
-# the fastest way's. Medians of three rounds vary by a third, of eight rounds by a tenth.
+# (rounds, factor): after these rounds, a loader is dropped if its median time is over `factor` ×
+# the fastest loader's. Medians of three rounds vary by a third, medians of eight by a tenth.
 SLOWER_AFTER = ((3, 1.5), (8, 1.15))
 # Fewest and most rounds of a race: fewer give wide intervals, more give hardly narrower ones.
 LEAST_ROUNDS, MOST_ROUNDS = 8, 100
 # A smaller gain is not worth another loader.
 LEAST_GAIN = 1.02
-# A window takes WINDOW_S seconds, which evens out the workers' deliveries, or less if the budget is
-# too short for 12 rounds of 4 ways. Calls up to WHOLE windows long, or up to 0.25 s, are timed as a
+# A window takes WINDOW_S seconds, to even out bursts of batches from workers, or less if the budget
+# is too short for 12 rounds of 4 loaders. Calls up to WHOLE windows long, or 0.25 s, are timed as a
 # whole; in longer calls, a window of at least LEAST_BATCHES batches is timed.
 WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
 # Largest worker count. In long epochs, enough batches precede a window to make all workers busy.
@@ -47,7 +47,7 @@ END = object()
 
 @dataclass(eq=False)
 class LoaderWay:
-    """A loader with its settings, and the seconds of a batch and its step by round."""
+    """A loader in the race: its settings, and its seconds per batch (wait and step) by round."""
 
     settings: LoaderSettings
     times_s: list[float] = field(default_factory=list)
@@ -65,7 +65,7 @@ class LoaderWay:
         return sum(self.waits_s) / total_s if total_s else 0.0
 
     def leave(self, why: str = "") -> None:
-        """End the workers, and leave the race if there is a reason."""
+        """End the loader's workers; with a reason `why`, leave the race."""
         self.why_out = self.why_out or why
         if self.loader is not None:
             loader_settings.end_workers(self.loader)
@@ -73,7 +73,7 @@ class LoaderWay:
 
 @dataclass
 class LoaderRace:
-    """A race of `ways`; the first way is the user's own, and is never dropped."""
+    """A race of loaders, the `ways`; the first is the user's own, which is never dropped."""
 
     ways: list[LoaderWay]
     # Returns the seconds per batch of the step, and of waiting for data, in round N.
@@ -97,7 +97,7 @@ class LoaderRace:
             self._attempt(one, partial(enter, one))
 
     def round(self, order: Sequence[LoaderWay]) -> Iterator[LoaderWay]:
-        """Time each way once, in the given order; yield after each; then drop slow ways."""
+        """Time each loader once, in the given order; yield after each; then drop slow loaders."""
         blocks = dict[LoaderWay, tuple[float, float]]()
         for one in order:
             if block := self._attempt(one, partial(self.block, one, self.rounds)):
@@ -105,8 +105,8 @@ class LoaderRace:
             yield one
         mine = self.own.settings
         for one, (step_s, wait_s) in blocks.items():
-            # A loader may shorten the wait. The step gets shorter only if batches are in other
-            # memory or workers use fewer cores.
+            # Another loader may shorten the wait. It can shorten the step only by pinned memory,
+            # or by fewer workers, which leave more cores to the step.
             settings = one.settings
             if settings.pin_memory == mine.pin_memory and settings.num_workers >= mine.num_workers:
                 step_s = max(step_s, blocks[self.own][0])
@@ -118,8 +118,8 @@ class LoaderRace:
                 one.leave(DROPPED)
 
     def _attempt(self, one: LoaderWay, call: Callable[[], Any]) -> Any:
-        """Return a call's result; if the call fails, drop the way, or raise for the user's way."""
-        # If a way's workers never returned a batch, no other workers start: each would time out.
+        """Return a call's result; if it fails, drop the loader, or raise for the user's own."""
+        # If one loader's workers gave no batch, no others start: each could take a whole timeout.
         new = [way for way in self.ways[1:] if way.settings.num_workers and not way.times_s]
         if one in new and any(way.why_out for way in new):
             one.leave("not tried: other workers gave no batch")
@@ -127,7 +127,7 @@ class LoaderRace:
         try:
             return call()
         except Exception as error:
-            if one is self.own:  # errors of the user's own loader are the user's
+            if one is self.own:  # errors of the user's own loader are raised
                 raise
             # The last line of a worker's error contains the error's class.
             kind, line = type(error).__name__, str(error).strip().rpartition("\n")[2].strip()
@@ -139,13 +139,13 @@ class LoaderRace:
         return min(self.racing, key=lambda one: one.batch_s)
 
     def proven(self) -> LoaderWay:
-        """Return the fastest way if proven, by a median gain of LEAST_GAIN or more; else `own`."""
+        """Return the fastest loader if proven, with a median gain >= LEAST_GAIN; else `own`."""
         ratio = self.ratio(self.fastest)
         is_faster = ratio is not None and ratio.low > 1 and ratio.median >= LEAST_GAIN
         return self.fastest if is_faster else self.own
 
     def ratio(self, one: LoaderWay) -> Ratio | None:
-        """Return the speed-up of a way over the user's own, or None before any round."""
+        """Return the speed-up of a loader over the user's own, or None before any round."""
         if not one.times_s:
             return None
         own_s = self.own.times_s[: len(one.times_s)]
@@ -158,12 +158,12 @@ class LoaderRace:
 
 
 class WindowClosed(BaseException):
-    """Raised to end a call after its window; a BaseException: the step might catch Exception."""
+    """Raised to end a call after its window; not an Exception, which the step might catch."""
 
 
 @dataclass
 class Skipping:
-    """A sampler without its first `number` indices."""
+    """A sampler or batch sampler without its first `number` items."""
 
     sampler: Any
     number: int = 0
@@ -193,7 +193,7 @@ class BatchWindow:
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         begun_s = clock.now()
         with interrupts_delayed():  # workers must not be interrupted while they start
-            # A subclass's `__iter__` already runs in the user's loop.
+            # Not `iter(loader)`: a subclass's `__iter__` already runs in the user's loop.
             iterator = DataLoader.__iter__(loader)
         taken_s, given, batch = clock.now() - begun_s, 0, None
         if self.opened_s is None:
@@ -236,7 +236,7 @@ class BatchWindow:
 
 
 class LoaderTimer:
-    """Time calls of the step from one state; in long calls, a window that moves each round."""
+    """Time calls of the step from the same state; in long calls, a window that moves each round."""
 
     def __init__(
         self, step: Step, loader: DataLoader[Any], budget_s: float, restore: Callable[[], object]
@@ -264,7 +264,7 @@ class LoaderTimer:
 
     def enter(self, one: LoaderWay) -> None:
         loader = self._install(one)
-        if one.settings.num_workers:  # starting a worker takes less than two seconds
+        if one.settings.num_workers:  # a worker starts in under two seconds
             loader.timeout = max(loader.timeout, 0.5 * self._budget_s, 2.0)
         self.restore()
         self._called(one, self._short() if self._most else BatchWindow(self._device))
@@ -293,7 +293,7 @@ class LoaderTimer:
         return step_s, window.waited_s / window.timed + window.begun_s / self.epoch
 
     def _window(self, one: LoaderWay, number: int) -> BatchWindow:
-        """Return the window of a round, which begins at the same batch for every way."""
+        """Return the window of a round, which begins at the same batch for every loader."""
         if not self._most:
             return BatchWindow(self._device)
         workers, loader = one.settings.num_workers, one.loader

@@ -33,7 +33,7 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Numbers of workers to try, up to the numbers of usable cores and of batches.
 WORKER_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# `look_at` draws up to MOST_SAMPLES samples, and starts none after LONGEST_LOOK_S seconds.
+# `look_at` draws up to MOST_SAMPLES samples, and begins none after LONGEST_LOOK_S seconds.
 MOST_SAMPLES, LONGEST_LOOK_S = 32, 1.0
 # Handles that only one process can use; libraries by name, because they may not be installed.
 HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
@@ -42,7 +42,7 @@ HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Settings that don't change batches; `whole_batches` draws a batch by a list of indices."""
+    """Settings that don't change batches; `whole_batches` indexes the data set once per batch."""
 
     num_workers: int = 0
     pin_memory: bool = False
@@ -70,7 +70,7 @@ def takes_whole_batches(loader: DataLoader[Any]) -> bool:
 
 
 def index_sampler(loader: DataLoader[Any]) -> Any:
-    """Return the sampler of batches of indices, or of single indices without batches."""
+    """Return the loader's batch_sampler, or its sampler if automatic batching is off."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
@@ -118,7 +118,7 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
 
 
 class Samples(NamedTuple):
-    """Properties of samples: random draws, the name of the data set's own generator, the device."""
+    """Properties of samples: random or not, the name of the data set's own generator, device."""
 
     is_random: bool = False
     own_generator: str = ""
@@ -126,7 +126,7 @@ class Samples(NamedTuple):
 
 
 def look_at(loader: DataLoader[Any]) -> Samples:
-    """Draw samples, return their properties (IterableDataset: defaults); state is not restored."""
+    """Draw samples and return properties (IterableDataset: defaults); don't restore state."""
     if is_iterable(loader):
         return Samples()
     # In each worker, torch seeds its own generator and the generators of these functions.
@@ -136,7 +136,7 @@ def look_at(loader: DataLoader[Any]) -> Samples:
     walk = Walk(_drawn_with(loader))
     own = [one for one in walk.found.values() if isinstance(one, kinds) and one not in shared]
     indices = (one if isinstance(one, list | tuple) else [one] for one in index_sampler(loader))
-    keys = [*islice(chain.from_iterable(indices), MOST_SAMPLES)]  # samplers draw random numbers
+    keys = [*islice(chain.from_iterable(indices), MOST_SAMPLES)]  # samplers' draws don't count
     before, begun_s, drawn = [*map(_state, [*shared, *own])], clock.now(), list[Any]()
     draw = user_code_boundary(lambda key: loader.dataset[key])
     for key in keys:
@@ -147,7 +147,7 @@ def look_at(loader: DataLoader[Any]) -> Samples:
         except Exception:
             if not loader.num_workers:
                 raise
-            return Samples()  # its `worker_init_fn` may open a file
+            return Samples()  # samples may need the loader's `worker_init_fn`
     states = zip([*shared, *own], before, strict=True)
     changed = [one for one, state in states if _state(one) != state]
     generator = next((walk.name(one) for one in changed if one not in shared), "")
@@ -178,8 +178,8 @@ class IndexDataset:
 def difference(
     loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], object]
 ) -> str:
-    """Return a text if indices or random numbers differ with these settings; empty if equal."""
-    if is_iterable(loader):  # such loaders keep their workers
+    """Return a message if these settings change indices or random numbers, else an empty text."""
+    if is_iterable(loader):  # only `pin_memory` can change
         return ""
     drawn = []
     for one in (LoaderSettings.of(loader), settings):

@@ -1,4 +1,4 @@
-"""Find the fastest loader settings for the user's step, report them, put everything back."""
+"""Find and report the fastest loader settings for the user's step; restore all state."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNDONE = "Epochs have {:,} batches. All is as before the search; no worker is le
 
 @dataclass(repr=False)
 class LoaderTuning(Shown):
-    """The rebuilt `loader`, with the user's own settings if none was proven faster."""
+    """The result of a tuning: the rebuilt `loader`, unchanged if nothing was proven faster."""
 
     REPORT = f"{__name__}:loader_report"
 
@@ -113,7 +113,7 @@ class LoaderTuner:
     def _race(
         self, race: LoaderRace, timer: LoaderTimer, budget: Budget
     ) -> Generator[Progress, None, None]:
-        """Race all ways, and choose the fastest way that is proven and returns the same batches."""
+        """Race all settings; choose the fastest proven settings that return the same batches."""
         yield Progress(0.0, "a look at the samples")
         seen = loader_settings.look_at(self._loader)
         timer.restore()

@@ -62,8 +62,8 @@ def micro_batch(
         optimizer.step()
 
     The first call with several parts checks, with up to 4 samples, that the parts' losses add up.
-    Under several processes (DDP, FSDP2, `distributed`) only the last part's backward pass exchanges
-    gradients (of the mean of the ranks' losses); each rank needs the same number of parts.
+    With several ranks (DDP, FSDP2, `distributed`), only the last part's backward pass exchanges
+    gradients, averaged over the ranks. All ranks need the same number of parts.
 
     Args:
         function: a function of tensors, or of containers of tensors, whose first dimension is the
@@ -227,7 +227,7 @@ class MicroBatch:
         (whole, _), (again, _), *parts = self._tried(batch, spans)
         if math.isnan(whole):
             return
-        # Equal parts don't prove a mean.
+        # Parts with equal losses don't prove a mean.
         self._is_checked = whole != again or len({loss for loss, _ in parts}) > 1
         if whole != again:
             messages.warn(

@@ -21,9 +21,9 @@ from speedkit_jupyter.step.watching import Watcher, watching
 
 
 class TokenWatcher(Watcher):
-    """Record seconds of a step's calls with a cache, since the last such call or the start.
+    """Record the seconds to each result with a cache, from the previous one or from the start.
 
-    The first call with a given cache counts as the prompt's. `tokens` counts one per call and row.
+    The first call with a given cache counts as the prompt. `tokens` counts one per call and row.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -44,7 +44,7 @@ class TokenWatcher(Watcher):
 
 
 def token_times(runners: Sequence[Runner], budget: Budget) -> Iterator[Progress]:
-    """Record the times of tokens, in a few untimed steps of each runner in turn."""
+    """Record the times of tokens in a few additional steps of each runner, in turn."""
     parts = [part for model in runners[0].step.models for part in generating_parts(model)]
     seen: dict[int, list[TokenWatcher]] = {id(runner): [] for runner in runners}
     for number in range(BLOCK_STEPS if parts and runners[0].record.times_s else 0):
@@ -57,7 +57,7 @@ def token_times(runners: Sequence[Runner], budget: Budget) -> Iterator[Progress]
             except Exception as error:
                 runner.fail(error)
             if not any(watcher.tokens_s for watcher in seen[id(runners[0])]):
-                return  # the baseline generated no token: other plans run no step
+                return  # the baseline generated no token, so other plans run no step
     for runner in runners if parts else ():
         runner.record.tokens = _together(seen[id(runner)])
 

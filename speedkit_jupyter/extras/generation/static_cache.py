@@ -48,7 +48,7 @@ for module in model.modules():
 class StaticDecoding(Optimization):
     """Give `generate()` a cache of fixed length, and compile the call that decodes one token.
 
-    The prompt runs uncompiled. A number as the value is the least length of the cache.
+    The prompt runs uncompiled. A number as the value is the minimum length of the cache.
     """
 
     name = "static_cache"
@@ -181,9 +181,9 @@ def _with_cache(kwargs: Mapping[str, Any], length: int) -> dict[str, Any]:
 def rows_and_length(args: Any, kwargs: Mapping[str, Any], module: Any) -> tuple[int, int] | None:
     """Return a call's rows and needed positions; None if the call can't use a static cache.
 
-    None for beams, assistants, prompt lookup, custom code, a second positional argument, the user's
-    own cache or none, a returned cache (it must be able to grow), returned attentions (from another
-    kernel), inputs that are no tensor; and for dropout and autocast, which differ in compiled code.
+    These rule it out: beam search, assistants, prompt lookup, custom code, a second positional
+    argument, the user's own cache or none, a returned cache (it must be able to grow), returned
+    attentions (another kernel), non-tensor inputs, dropout and autocast (compiled code differs).
     """
     if module.training or torch.is_autocast_enabled(module.device.type):
         return None

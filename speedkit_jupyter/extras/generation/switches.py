@@ -1,4 +1,4 @@
-"""The list of this extra's switches; `static_cache` has a file of its own."""
+"""The list of this extra's switches."""
 
 from speedkit_jupyter.extras.generation.static_cache import StaticDecoding
 

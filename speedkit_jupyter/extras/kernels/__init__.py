@@ -1,1 +1,1 @@
-"""Attention with patterns, the user's own kernels as optimizations, whole steps as CUDA graphs."""
+"""Attention with patterns, users' own kernels as optimizations, and whole steps as CUDA graphs."""

@@ -16,7 +16,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.torchglue.private import is_transforming
 
 ENGINES = ("auto", "dense", "chunks", "flex")
-# Cached masks by the key of the values that they depend on, the most recently used last.
+# Cached masks, by a key of the values that the masks depend on; the most recently used are last.
 _MASKS: OrderedDict[object, dict[Any, Any]] = OrderedDict()
 _KNOWN: dict[object, engine_choice.PatternChoices] = {}
 
@@ -50,13 +50,13 @@ def attention(
         v: values, (batch, key_heads, keys, value_dim).
         pattern: full, causal, sliding_window, prefix, documents, alibi or softcap, joined by + as
             in "causal+documents".
-        window: for sliding_window, the number of keys up to the query's, or (left, right) of it.
-        prefix: for prefix, the number of first keys that all queries see; or a tensor (batch,).
+        window: keys in a sliding_window, up to the query's own; or (keys before it, keys after it).
+        prefix: for prefix, the number of leading keys that all queries see; or a tensor (batch,).
         documents: for documents, integers of shape (length,) or (batch, length): the document of
             each position. Positions see their own document only; a negative number is padding.
         slopes: for alibi, (heads,): a score decreases by its head's slope times the distance
             (default: the slopes of the ALiBi paper).
-        cap: for softcap: each score becomes cap · tanh(score / cap).
+        cap: for softcap, each score becomes cap · tanh(score / cap).
         mask_mod: a further mask, `mask_mod(batch, head, query, key)` as in FlexAttention; its
             indices are tensors that broadcast.
         score_mod: a further change to scores, `score_mod(score, batch, head, query, key)`.
@@ -147,7 +147,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _key(words: str, options: Mapping[str, Any]) -> object:
-    """Return the key of a pattern's masks, or None if changes can't be detected."""
+    """Return the cache key of a pattern's masks, or None if changed values can't be detected."""
     # Options that no cached mask depends on are left out: each call applies them to the scores.
     read = {**options, "cap": None, "score_mod": options["score_mod"] is None}
     if options["slopes"] is not None and options["slopes"].requires_grad:

@@ -112,7 +112,7 @@ class OwnKernel(Optimization):
     """Replaces the `forward` of modules whose class is `replaces` or inherits its `forward`."""
 
     variable = None
-    before = "malloc"  # precedes quantization: the function replaces plain modules
+    before = "malloc"  # precedes quantization, so that modules are still plain
     effect = Effect.ROUNDING
     helps = "if a benchmark says so: measure it"
     risk = "your own code: a benchmark checks its results and gradients against float64"
@@ -171,7 +171,7 @@ class OwnKernel(Optimization):
         return (True,)  # a search skips plans without effect
 
     def fingerprint(self, model: torch.nn.Module) -> str:
-        """Return name and digest of the function's source or bytecode; empty if no module fits."""
+        """Return the name and a digest of the function's code; "" without modules to change."""
         if not any(self._places(model)):
             return ""
         source = self.function.__code__.co_code.hex()
@@ -180,7 +180,7 @@ class OwnKernel(Optimization):
         return f"{self.name} {hashlib.sha256(source.encode()).hexdigest()}"
 
     def _places(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """Yield the modules to change, without modules whose `forward` the user has set."""
+        """Yield the modules to change, except modules whose `forward` the user has replaced."""
         for module in model.modules():
             is_plain = not has_own_forward(module) or FORWARD in SWAPPED.current(module)
             if type(module).forward is self.replaces.forward and is_plain:

@@ -21,11 +21,11 @@ from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.dynamo import is_compiler_error
 
-# Queries per block: the smallest size with THREAD_QUERIES per thread in all rows and heads, or 256.
+# Queries per block: the smallest of SIZES that gives each thread THREAD_QUERIES queries, or 256.
 SIZES, THREAD_QUERIES = (64, 128, 256), 64
-# Up to this length, blocks may compute causal attention in training on a CPU: torch's is slower.
+# Up to this length, blocks may compute causal attention in training on a CPU: SDPA is slower.
 CAUSAL_QUERIES = 1024
-# If blocks would compute more than this share of all scores, one call for all is faster.
+# If blocks would compute more than this share of all scores, one call for all queries is faster.
 DENSE = 0.85
 # Devices where the rule takes FlexAttention, from this length on: its blocks have 128 queries.
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
@@ -61,7 +61,7 @@ class PatternChoices:
 
 
 class Prepared:
-    """A pattern, its cached layouts and block masks in `masks`, its measured engines in `known`."""
+    """A pattern; `masks` caches its layouts and block masks, `known` has its measured engines."""
 
     def __init__(self, pattern: Pattern, masks: dict[Any, Any], known: PatternChoices) -> None:
         self.pattern, self.masks, self.known = pattern, masks, known
@@ -89,7 +89,7 @@ class Prepared:
         return engines.by_blocks(inputs, pattern, self.made(laid_out, shape, size))
 
     def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
-        """Return attention by the measured or the rule's engine; `tune` measures new shapes."""
+        """Return attention by the measured engine, else by the rule's; `tune` times new shapes."""
         known, shape, trains = self.known, inputs.shape, inputs.is_learned
         asked = shape, trains, torch.is_grad_enabled()
         if tune and asked not in known.choices:
@@ -144,7 +144,7 @@ class Prepared:
             except Exception as error:
                 failure = error
                 messages.debug(f"{choice} is out: {in_a_line(error)}")
-        if failure is not None and not times:  # all fail: an error of the user's own function
+        if failure is not None and not times:  # all fail, so the user's own function is at fault
             raise failure
         budget, (least, most) = Budget(TUNE_S), ROUNDS
         left_s = lambda: budget.left_s  # noqa: E731
@@ -155,7 +155,7 @@ class Prepared:
 
 
 def fastest(times: Mapping[EngineChoice, list[float]], rule: EngineChoice) -> EngineChoice:
-    """Return the fastest choice by ratios within rounds, or a working `rule` about as fast."""
+    """Return the fastest choice by ratios within rounds, or `rule` if it is about as fast."""
     plain = times.get(rule) or next(iter(times.values()))
     ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
     best = min(ratios, key=ratios.__getitem__)

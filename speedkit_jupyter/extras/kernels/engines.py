@@ -62,7 +62,7 @@ class QueryBlock:
 
     at: ScoreIndices
     runs: list[tuple[int, int]]
-    mask: torch.Tensor | None  # True for seen keys, or a `bias`; None if all are seen
+    mask: torch.Tensor | None  # True for visible keys, or a `bias`; None if all are visible
 
 
 @dataclass
@@ -75,7 +75,7 @@ class BlockLayout:
 
 
 def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
-    """Return blocks of `size` queries, by row if the mask differs; or one block of all queries."""
+    """Return blocks of `size` queries, by row if rows have different masks; or one single block."""
     if size >= shape.queries:
         size = max(shape.queries, shape.keys, 1)
     each = torch.arange(shape.batch, device=shape.device).view(-1, 1, 1, 1)
@@ -118,7 +118,7 @@ def seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
 
 
 def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
-    """Return ranges of keys: the blocks of `size` keys that some query sees, or the first block."""
+    """Return ranges of keys: the blocks of `size` keys that any query sees, or the first block."""
     keys = mask.shape[-1]
     seen = torch.nn.functional.pad(mask.flatten(0, -2).any(0), (0, -keys % size))
     runs: list[tuple[int, int]] = []
@@ -167,9 +167,9 @@ Place = tuple[slice, Sequence[tuple[int, int]]]
 class _Parts(torch.autograd.Function):
     """Take a part of each tensor; return the parts, and the tensors for the next block.
 
-    The tensors are passed from block to block, so that in the backward pass all blocks add to one
-    gradient; the gradient of a slice would be as large as its tensor. A part of one run is a view
-    that shares the version counter, so autograd detects in-place changes to the tensor.
+    Each block passes the tensors to the next block, so that all blocks add to one gradient; the
+    gradient of a slice would be as large as its tensor. A part with a single run is a view that
+    shares the version counter, so autograd detects in-place changes to the tensor.
     """
 
     @staticmethod

@@ -88,7 +88,7 @@ class GraphedStep:
         self._host: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Return results by replay if inputs and state match the recording, else by `step`."""
+        """Return results by replay if inputs and state match the recording, else from `step`."""
         is_like = not self.why and _kind(inputs) == self._kind
         if is_like and self._host != self._numbers():
             self.why = f"weights, modes or an optimizer's numbers have changed, and {FROZEN}"
@@ -142,7 +142,7 @@ class GraphedStep:
         self._static = [one.detach().clone() for one in self._inputs]
         devices.warm_up_graph(lambda: self._step(*self._static))
         before.restore()
-        self._bind(())  # so that gradients are allocated in the graph's memory
+        self._bind(())  # so that gradients are allocated in the graph's memory pool
         self._graph, result = devices.recorded_graph(lambda: self._step(*self._static))
         if not all(isinstance(one, torch.Tensor | None) for one in tree_leaves(result)):
             return "it returns objects other than tensors, which replays can't update"
@@ -198,7 +198,7 @@ class GraphedStep:
             one.grad = gradient
 
     def _numbers(self) -> Any:
-        """Return the options, addresses and modes that a replay repeats as recorded."""
+        """Return the optimizer options, addresses and training modes that a recording fixes."""
         groups = [group for one in self._optimizers for group in one.param_groups]
         plain = (int, float, str, tuple, type(None))
         options = [one for group in groups for one in group.values() if isinstance(one, plain)]
@@ -214,7 +214,7 @@ def _kind(inputs: Sequence[Any]) -> Any:
 
 
 def _copied(groups: Mapping[str, Sequence[Any]]) -> Values:
-    """Return copies of the tensors of each group; Booleans as numbers, to be subtracted."""
+    """Return copies of each group's tensors; Booleans as bytes, which can be subtracted."""
     return {
         name: [one.detach().byte() if one.dtype is torch.bool else one.detach().clone()
                for one in ones if isinstance(one, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""Attention patterns: the keys that queries see, changes to scores; and cache keys of masks."""
+"""Attention patterns: the keys that queries see, and changes to scores; cache keys of masks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pattern:
 
     mask: MaskMod | None = None
     score: ScoreMod | None = None
-    is_bias: bool = True  # `score`, if any, adds numbers without gradients, independent of scores
+    is_bias: bool = True  # `score`, if any, adds values that have no gradient and ignore scores
     is_causal: bool = False  # the mask is exactly causal
 
     @property
@@ -38,7 +38,7 @@ class Pattern:
     def seen(
         self, rows: int = 1, heads: int = 1, queries: int = 1, keys: int = 1, device: Any = None
     ) -> torch.Tensor:
-        """Return the mask of the first positions; a dimension that the mask ignores has size 1."""
+        """Return the mask for these sizes; a dimension that the function ignores has size 1."""
         if self.mask is None:
             return torch.ones((), dtype=torch.bool, device=device)
         return self.mask(*positions(rows, heads, queries, keys, device=device))
@@ -150,7 +150,7 @@ def composed(names: Sequence[str], options: Options) -> Pattern:
 PLAIN = {int, float, complex, bool, str, type(None), torch.dtype, torch.device}
 # CPU tensors up to this size are compared by value, others by identity and version, if possible.
 COMPARED_BYTES = 2**20
-# Names that a function may use without reading other state: builtins, modules, attributes.
+# Names of builtins, modules and attributes that functions may use, as none reads other state.
 PURE = {
     "abs", "all", "any", "bitwise_and", "bitwise_or", "bool", "clamp", "device", "dtype", "eq",
     "float", "floor", "floor_divide", "int", "int32", "int64", "isin", "len", "logical_and",

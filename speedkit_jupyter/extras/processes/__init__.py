@@ -1,1 +1,1 @@
-"""Several processes: ipyparallel starts them and sends cells, torch.distributed connects ranks."""
+"""Run cells on several processes: ipyparallel starts them, torch.distributed connects them."""

@@ -1,4 +1,4 @@
-"""The switch `distributed`: `ddp` or `fsdp2`, chosen by a rank's memory; the layer for `ddp`."""
+"""The optimization `distributed`: `ddp` or `fsdp2`, by a rank's memory; the wrapper for `ddp`."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ class Distributed(Optimization):
             target.live_optimizers,
             mesh=init_device_mesh(kind, (dist.get_world_size(),)),
             mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype),
-            reshard_after_forward=True,  # the outermost module, too: a restore reads shards
+            reshard_after_forward=True,  # also for the root module: a restore reads shards
         )
         with sharded as calls, CALLS.overriding(calls):
-            del calls  # local names would keep objects alive as long as the plan
+            del calls  # a local name would keep the modules alive as long as the plan
             yield
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
@@ -105,7 +105,7 @@ class Distributed(Optimization):
         return {"model.distributed": planned.value or "no" if planned else now}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        if form != "torch":  # the framework's launcher spreads the model
+        if form != "torch":  # the framework's launcher distributes the model
             return Snippet(comment=f"start it with {form}'s own launcher")
         is_copy = decision.value == "ddp"
         imports, lines = _ddp(decision) if is_copy else _parts(decision, facts)
@@ -119,10 +119,10 @@ class Distributed(Optimization):
 
     @contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
-        """Accumulate gradients on each rank in the block; the next backward pass averages them."""
+        """Accumulate gradients per rank in the block; the first backward pass after it averages."""
         copies = next((call for call in chain(model) if isinstance(call, ReplicatedCalls)), None)
-        own = getattr(copies or model, "no_sync", nullcontext)  # or DistributedDataParallel's
-        synchronize = getattr(model, "set_requires_gradient_sync", lambda _: None)  # FSDP2's
+        own = getattr(copies or model, "no_sync", nullcontext)  # or a user's DDP model
+        synchronize = getattr(model, "set_requires_gradient_sync", lambda _: None)  # FSDP2 only
         synchronize(False)
         try:
             with own():
@@ -177,7 +177,7 @@ def _obstacle(facts: Facts, asked: str) -> str:
 
 
 def _by_memory(hardware: Hardware, facts: Facts) -> tuple[str, str]:
-    """Return strategy and reason: `ddp` if copies fit or memory is unknown, else `fsdp2`."""
+    """Return a strategy and its reason: `ddp` if a copy fits or memory is unknown, else `fsdp2`."""
     gpu, on_host = hardware.accelerator(facts.device), max(1, facts.processes // facts.hosts)
     memory = gpu.memory_bytes if gpu else hardware.cpu.memory_bytes // on_host  # memory of one rank
     needs, room = facts.parameters * BYTES_PER_PARAMETER, int(memory * SHARE_OF_MEMORY)
@@ -189,7 +189,7 @@ def _by_memory(hardware: Hardware, facts: Facts) -> tuple[str, str]:
 
 
 class InnerModel(torch.nn.Module):
-    """A module that calls the layer below; `DistributedDataParallel` wraps this module."""
+    """A module for `DistributedDataParallel` to wrap; it calls the model without that wrapper."""
 
     def __init__(self, calls: ReplicatedCalls) -> None:
         super().__init__()
@@ -202,9 +202,9 @@ class InnerModel(torch.nn.Module):
 
 
 class ReplicatedCalls(Call):
-    """A layer that calls a model through `DistributedDataParallel`, which averages gradients.
+    """A wrapper that calls a model through `DistributedDataParallel`, which averages gradients.
 
-    Gradients from calls of other methods, or from a second backward pass, are averaged afterwards.
+    After calls of other methods, or a second backward pass, this class averages the gradients.
     """
 
     def __init__(self, module: torch.nn.Module, reduce: str, only_in: int | None) -> None:
@@ -213,7 +213,7 @@ class ReplicatedCalls(Call):
 
         super().__init__(module, None, only_in)
         self._wrapped: DistributedDataParallel | None = None
-        # Whether DistributedDataParallel averages the next backward pass; whether a pass has begun.
+        # Whether DDP averages gradients in the next backward pass; whether a backward pass runs.
         self._averages = self._runs = False
         trained = [one for one in module.parameters() if one.requires_grad]
         if not trained:
@@ -223,7 +223,7 @@ class ReplicatedCalls(Call):
             self._wrapped.register_comm_hook(None, bf16_compress_hook)
         with torch.enable_grad():
             views = [one.view_as(one) for one in trained]
-        # The gradient accumulation nodes that DistributedDataParallel keeps.
+        # DistributedDataParallel keeps these AccumulateGrad nodes alive, and so their hooks.
         nodes: list[Any] = [view.grad_fn.next_functions[0][0] for view in views if view.grad_fn]
         self._hooks = [node.register_hook(self._accumulated) for node in nodes]
 
@@ -263,7 +263,7 @@ class ReplicatedCalls(Call):
         return nullcontext() if self._wrapped is None else self._wrapped.no_sync()
 
     def close(self) -> None:
-        """Release the wrapper; copy gradients, which are views of its buckets, to own memory."""
+        """Release the wrapper; clone the gradients, which are views of the wrapper's buckets."""
         for hook in self._hooks if self._wrapped else ():
             hook.remove()
         self._wrapped = None

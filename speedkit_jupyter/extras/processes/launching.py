@@ -19,7 +19,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 FUNCTION, GIVEN, RETURNED = "_launched_function", "_launched_arguments", "_launched_result"
 CALL = f"{RETURNED} = {FUNCTION}(*{GIVEN}[0], **{GIVEN}[1])"
-# Rank 0's numbers and strings, where other ranks' differed; later launches refuse to read them.
+# Rank 0's numbers and strings that differed on other ranks; later launches refuse to read them.
 _OF_RANK_0: dict[str, Any] = {}
 
 
@@ -51,7 +51,7 @@ class Launch:
                     yield printed
             try:
                 made, self.stays = taken(folder / "reply", pickler.objects(), self.names)
-            except Exception as error:  # a class may be unknown here
+            except Exception as error:  # the notebook may lack a class
                 raise SpeedKitError(f"can't read the results: {in_a_line(error)}") from None
         self.stays |= outcomes[0].stays
         self.result = made.pop(RETURNED, None)
@@ -83,7 +83,7 @@ class Launch:
 
 
 def names_of(source: str) -> tuple[set[str], set[str]]:
-    """Return the global names of code, including words of magics, and the names that code binds."""
+    """Return all global names in code, including words in magics, and the names that code binds."""
     found = global_names(compile(source, "<cell>", "exec"))
     return {*found.read, *found.bound, *(found.texts or ())}, {*found.bound}
 
@@ -92,7 +92,7 @@ def names_of(source: str) -> tuple[set[str], set[str]]:
 def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwargs: Any) -> Any:
     """Call a function on every worker; return rank 0's result.
 
-    Arguments, and objects that the function reads by name, change here as on rank 0.
+    Changes that rank 0 makes to arguments, or to objects read by name, are copied back.
 
     Args:
         function: the function to run on each rank of a process group.
@@ -105,7 +105,7 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
 
     Raises:
         RankError: the function raised an error on a rank.
-        ArgumentError: `function` can't be called, or `n` is below 1.
+        ArgumentError: `function` is not callable, or `n` is below 1.
         SpeedKitError: an object can't be sent, or a worker did not start or was killed.
 
     Example::

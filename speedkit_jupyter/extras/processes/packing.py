@@ -1,9 +1,9 @@
-"""Send objects between the notebook and workers, as one graph.
+"""Send objects between the notebook and workers, as one object graph.
 
-One cloudpickle stream has all objects of a cell, so shared objects stay shared; the storages of
+One cloudpickle stream has all objects of a cell, so shared objects stay shared. The storages of
 tensors follow, each once. Both sides number the objects in the same order. The reply refers to
-objects by number, with the content of every object that rank 0 still reaches; the content is
-written into the notebook's own objects.
+objects by number. It has the new content of each object that is still reachable on rank 0; the
+content is written into the notebook's own objects.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ OWN = {"In", "Out", "get_ipython", "exit", "quit", "open", "display"}
 
 
 class CellGlobals(dict[str, Any]):
-    """A placeholder for the globals of a cell's functions: the other side's namespace."""
+    """A placeholder for the globals of a cell's functions; the reader puts its namespace there."""
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Write objects, `known` ones by number; `goes` tells which globals of functions are sent."""
+    """Write objects, `known` ones by number; `goes` decides which globals of functions are sent."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._numbers = {id(one): number for number, one in every if not isinstance(one, VALUES)}
         self._storages: dict[int, tuple[int, torch.UntypedStorage]] = {}
         self._owners: dict[int, Any] = {}  # arrays and storages by memory address
-        self.reached: dict[int, None] = {}  # numbers of known objects that were referred to
+        self.reached: dict[int, None] = {}  # numbers of the known objects found so far
         groups = torch.nn.parallel.DistributedDataParallel, torch.distributed.ProcessGroup
         self._of_a_process = (*groups, *dtensor(), SpeedContext, TextIOWrapper)
 
@@ -78,13 +78,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def _claim(self, address: int, owner: Any) -> None:
-        """Raise TypeError if a NumPy array shares memory, because sending would duplicate it."""
+        """Raise TypeError if a NumPy array shares memory: sending would duplicate the memory."""
         held = self._owners.setdefault(address, owner)
         if address and held is not owner and np.ndarray in (type(held), type(owner)):
             raise TypeError("it shares memory with another array or tensor that is sent")
 
     def reach(self, value: Any) -> bool:
-        """Return whether the other side knows an object, and mark its content for sending."""
+        """Return whether the other side has an object; if so, mark its content for sending."""
         number = self._numbers.get(id(value))
         if number is not None:
             self.reached[number] = None
@@ -119,7 +119,7 @@ def written(
     units: Callable[[Pickler], Iterable[Any]],
     value_of: Callable[[Any], Any],
 ) -> tuple[Pickler, dict[Any, str]]:
-    """Return a pickler that has written the units, and the reasons for failed units."""
+    """Return a pickler that has written all units (names or numbers), and the failures by unit."""
     failed: dict[Any, str] = {}
     while True:
         pickler, count = make(), len(failed)
@@ -130,14 +130,14 @@ def written(
                 pickler.dump((unit, value_of(unit)))
             except Exception as error:  # an object's own pickling may raise anything
                 failed[unit] = in_a_line(error)
-                break  # a partly written object spoils the stream: start again
+                break  # a partly written object corrupts the stream: start again
         if len(failed) == count:
             pickler.dump((None, None))
             return pickler, failed
 
 
 def reduced(value: Any) -> Any:
-    """Return pickle's reduction; detach tensors; keep optimizers' data attributes, but no hooks."""
+    """Return a value's pickle reduction; detach tensors; keep optimizers' data, but not hooks."""
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         value = value.detach()
     reduce = cloudpickle.Pickler.dispatch_table.get(type(value))
@@ -167,7 +167,7 @@ class Reader(pickle.Unpickler):
         return torch_private.typed(storage, place[1])
 
     def read(self) -> dict[Any, Any]:
-        """Return the values by unit."""
+        """Return the values by unit: a name, or the number of a known object."""
         return dict(iter(self.load, (None, None)))
 
 
@@ -183,7 +183,7 @@ def _here(storage: Any, location: str) -> Any:
 def reply(
     path: Path, bound: Mapping[str, Any], sent: Mapping[int, Any], space: Space
 ) -> dict[str, str]:
-    """Write `bound`, and the content of reached `sent` objects; return failure reasons by name."""
+    """Write `bound` and the content of reachable `sent` objects; return failure reasons by name."""
     reached: dict[int, None] = {}  # includes numbers reached from objects that can't be sent
 
     def units(pickler: Pickler) -> Iterator[Any]:
@@ -206,9 +206,9 @@ def reply(
 
 
 def content(value: Any) -> tuple[Any, ...] | None:
-    """Return a function and arguments to write an object's content into another; None for classes.
+    """Return `put` and its arguments: `put(old, *arguments)` writes the content into `old`.
 
-    Without a function, the argument lists parts that may have changed. None if pickled by name.
+    `put` is None if only parts can change. Returns None for classes and values pickled by name.
     """
     if isinstance(value, CONTAINERS):
         return put_items, [*value.items()] if isinstance(value, dict) else [*value]
@@ -216,7 +216,7 @@ def content(value: Any) -> tuple[Any, ...] | None:
         return None, [*value]
     if isinstance(value, FunctionType):
         held: list[Any] = [value.__defaults__, value.__kwdefaults__]
-        with suppress(ValueError):  # an empty cell
+        with suppress(ValueError):  # an empty closure cell
             held += [cell.cell_contents for cell in value.__closure__ or ()]
         return None, held
     if isinstance(value, torch.Tensor):
@@ -276,6 +276,6 @@ def taken(
 
 
 def name_of(value: Any, space: Space) -> str:
-    """Return the name of a variable with this object, or `a` and the object's class."""
+    """Return the name of a variable with this object, or a phrase with its class: `a list`."""
     names = (name for name, one in space.items() if one is value and name[:1] != "_")
     return next(names, f"a {type(value).__name__}")

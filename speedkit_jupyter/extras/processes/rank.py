@@ -23,7 +23,7 @@ from speedkit_jupyter.plans.registry import planned_models
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue import private as torch_private
 
-# Seconds that a rank may wait in a collective that an ended rank skipped, before the cell fails.
+# A cell fails if a rank waits this many seconds in a collective for a rank that has finished.
 ALONE_S = 10.0
 
 
@@ -48,7 +48,7 @@ def begin(rank: int, size: int) -> int:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
-    # A scheduler that was sent does not recognize the optimizer method that it has wrapped.
+    # An unpickled LR scheduler does not recognize the optimizer's `step` that it has wrapped.
     warnings.filterwarnings("ignore", r"Seems like `optimizer\.step\(\)` has been overridden")
     shell = sys.modules["IPython"].get_ipython()
     shell.user_ns.update(exit=sys.exit, quit=sys.exit)  # IPython's `exit` would end the worker
@@ -72,7 +72,7 @@ def join(path: str, backend: str) -> None:
 
 
 def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
-    """Run a cell with the objects in file `sent`; rank 0 writes `reply`; undo names and plans."""
+    """Run a cell with the objects in `sent`; rank 0 writes `reply`; then undo names and plans."""
     shell = sys.modules["IPython"].get_ipython()
     outcome = Outcome(int(os.environ["RANK"]))
     space, shown = shell.user_ns, shell._showtraceback
@@ -117,7 +117,7 @@ def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) ->
     before = ""
     while not ended.wait(ALONE_S / 10):
         stack = "".join(traceback.format_stack(sys._current_frames()[thread]))
-        # IPython runs a cell by exec(…, self.user_ns). Waiting uses no CPU time, except on CUDA.
+        # The cell's frames follow exec(…, self.user_ns). Waiting uses CPU time only with CUDA.
         used_s = 0 if torch.cuda.is_available() else round(time.process_time())
         text = f"{used_s} {torch_private.collectives()}\n{stack.split(', self.user_ns)')[-1]}"
         if text != before:
@@ -126,7 +126,7 @@ def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) ->
 
 
 def _meet(folder: Path, outcome: Outcome) -> None:
-    """Wait for all ranks; raise RuntimeError, and note the stack, if a rank waits for this rank."""
+    """Wait until all ranks end; if one waits for this rank, note its stack, raise RuntimeError."""
     entered = torch_private.collectives()
     (folder / f"ended.{outcome.rank}").touch()
     while len([*folder.glob("ended.*")]) < int(os.environ["WORLD_SIZE"]):

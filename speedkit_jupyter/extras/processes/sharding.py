@@ -1,4 +1,4 @@
-"""Shard given modules with torch's `fully_shard`, and restore the same objects."""
+"""Shard modules with torch's `fully_shard`, and restore the original parameters afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speedkit_jupyter.torchglue import modules as torch_modules
 
 
 def dtensor() -> tuple[Any, ...]:
-    """Return the class DTensor in a tuple; empty if not loaded, since loading takes a second."""
+    """Return (DTensor,), or () if the class is not imported, because importing takes a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return (module.DTensor,) if module else ()
 
@@ -37,12 +37,12 @@ def split(value: Any, part: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """Return the whole of a sharded tensor, other values unchanged; all ranks must call this."""
+    """Return a DTensor's full tensor, other values unchanged; all ranks must call this."""
     return value.full_tensor() if isinstance(value, dtensor()) else value
 
 
 class Gathered(Call):
-    """A layer that runs the hooks of `fully_shard` around compiled or recomputed calls."""
+    """A call wrapper that runs the hooks of `fully_shard` around compiled or recomputed calls."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)
@@ -64,7 +64,7 @@ def _taken(module: torch.nn.Module, kind: str) -> Callable[..., Any]:
 class Sharded:
     """A context manager that shards modules (the model last); optimizers step the shards.
 
-    All ranks must enter and exit. At the exit the user's parameters get the trained values.
+    All ranks must enter and exit. On exit, the user's parameters get the trained values.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Sharded:
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> list[tuple[torch.nn.Module, Call]]:
-        """Shard the modules; return pairs: a module with layers, and a `Gathered` layer for it."""
+        """Shard the modules; return each module that has call wrappers, with its `Gathered`."""
         from torch.distributed.fsdp import fully_shard
 
         modules = [module for one in self._modules if (module := one()) is not None]
@@ -135,7 +135,7 @@ def _repoint(
 
 
 def _undo(module: torch.nn.Module) -> Callable[[], None]:
-    """Return a function that removes later additions of `fully_shard`, not the user's hooks."""
+    """Return a function that undoes a later `fully_shard`, but keeps the user's hooks."""
     reference, kind, own = weakref.ref(module), type(module), {*vars(module)}
     hooks = {name: {*held} for name, held in torch_modules.hook_tables(module).items()}
 

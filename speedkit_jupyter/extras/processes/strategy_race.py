@@ -1,6 +1,6 @@
-"""Compare strategies of several processes with one process, on the user's step.
+"""Compare multi-process strategies with a single process on the user's step.
 
-Every rank runs the cell unchanged with the same batch. The mean of the gradients then equals the
+Every rank runs the unchanged cell on the same batch. The mean of the gradients then equals the
 gradient of one process, so losses after the same number of steps must agree within rounding.
 """
 
@@ -29,7 +29,7 @@ from speedkit_jupyter.step.memory import size, state_tensors
 
 SINGLE = "single"
 WORDS = (SINGLE, "ddp", "fsdp2")
-# Losses count as equal up to this relative difference: float32 sums have another order.
+# Losses count as equal up to this relative difference: float32 sums differ in order.
 EQUAL = 1e-3
 # Seconds per step of the slowest rank, rank 0's loss, and the most state bytes of a rank.
 StrategyBlock = tuple[float, float | None, int]
@@ -40,7 +40,7 @@ class StrategyRow:
     """The throughput of a strategy compared with one process, its state's memory, and its loss."""
 
     strategy: str
-    ranks: int  # batches per step
+    ranks: int  # processes, and batches per step
     efficiency: Ratio  # step time of one process ÷ step time of all; × `ranks`: throughput ratio
     memory_bytes: int
     loss: float | None
@@ -48,7 +48,7 @@ class StrategyRow:
 
 
 def rows(blocks: Mapping[str, Sequence[StrategyBlock]], ranks: int) -> Iterator[StrategyRow]:
-    """Yield a row for each strategy, with `ranks` batches per step if all ranks run."""
+    """Yield a row for each strategy; `single` runs on one rank, the others on all `ranks`."""
     seconds = {name: [step_s for step_s, _, _ in every] for name, every in blocks.items()}
     expected = blocks[SINGLE][-1][1]
     for name, every in blocks.items():
@@ -67,7 +67,7 @@ def rows(blocks: Mapping[str, Sequence[StrategyBlock]], ranks: int) -> Iterator[
 def race(
     source: str, model: Any, optimizers: Sequence[Any], strategies: Sequence[str], budget_s: float
 ) -> list[StrategyRow]:
-    """Seed torch, time strategies in rounds for `budget_s` or more; put state back, return rows."""
+    """Return a row for each strategy, timed in rounds for `budget_s` or more; restore state."""
     shell = sys.modules["IPython"].get_ipython()
     cell = Cell(shell, source)
 
@@ -85,9 +85,9 @@ def race(
             for name in order:
                 before.restore()
                 blocks[name].append(_block(name, step, model, optimizers, steps))
-            if rounds.number == 1:  # a warm-up, and the slowest strategy's step time
+            if rounds.number == 1:  # the warm-up, which gives the slowest strategy's step time
                 slowest_s = max(every.pop()[0] for every in blocks.values())
-                # Ranks leave a barrier up to a few milliseconds apart, which counts in each block.
+                # Ranks leave a barrier up to a few milliseconds apart; blocks include this time.
                 steps = block_length(slowest_s, block_s=5 * BLOCK_S)
             is_enough = rounds.number > least_rounds(len(strategies))
             over = [time.monotonic() > until_s and is_enough]

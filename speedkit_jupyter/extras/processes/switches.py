@@ -1,4 +1,4 @@
-"""The list of this extra's switches; `distributed` has its own file."""
+"""The optimizations that this extra adds to the catalog."""
 
 from speedkit_jupyter.extras.processes.distributed import Distributed
 

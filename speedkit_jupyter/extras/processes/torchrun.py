@@ -44,7 +44,7 @@ if __name__ == "__main__":
 
 
 def write(plan: Plan, *given: Any) -> str:
-    """Return a plan as a script for torchrun; `given` goes to `gather`. Raises SpeedKitError."""
+    """Return a plan as a script for torchrun; `gather` gets `given`. Raises SpeedKitError."""
     return _whole(scripts.gather(_for_processes(plan), "torch", *given))
 
 

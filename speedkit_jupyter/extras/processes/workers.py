@@ -71,7 +71,7 @@ class Workers:
         self.pids: list[int] = []
         self._client: Any = None
         self._cluster: Any = None
-        # A temporary folder, so that the user's profiles don't apply and no file remains.
+        # A temporary folder, so that the user's IPython profiles don't apply and no file remains.
         self.folder = tempfile.mkdtemp(prefix="speedkit-")
 
     @generators_kept()  # ipyparallel draws random names
@@ -103,7 +103,7 @@ class Workers:
         Path(self.folder, "ipengine_config.py").write_text(config)
         settings: dict[str, Any] = {"n": self.size, "delay": 0.0, "log": log, "config": Config()}
         settings |= {"profile_dir": self.folder, "load_profile": False, "shutdown_atexit": False}
-        # The default name would draw from Python's random generator.
+        # The default cluster id would draw from Python's random generator.
         settings |= {"cluster_id": uuid4().hex, "send_engines_connection_env": False}
         self._cluster = Cluster(**settings)
         self._cluster.start_cluster_sync()
@@ -122,7 +122,7 @@ class Workers:
         return [one.get() for one in sent]
 
     def _waiting(self, sent: Sequence[Any]) -> Iterator[None]:
-        """Yield until all ranks have ended. Raises the error of a rank."""
+        """Yield repeatedly until all ranks have finished. Raises the first error of a rank."""
         while not (failed := self._failed(sent)):
             if not (running := [one for one in sent if not one.ready()]):
                 return
@@ -213,7 +213,7 @@ def _runs(pid: int) -> bool:
 
 
 def _printed(sent: Sequence[Any], wait_s: float = 0.0) -> dict[int, str]:
-    """Return each rank's output so far; wait up to `wait_s` for the rest if the rank has ended."""
+    """Return each rank's output so far; wait up to `wait_s` for the rest if the rank is done."""
     printed = {}
     for rank, result in enumerate(sent):
         if wait_s and result.ready():
@@ -225,7 +225,7 @@ def _printed(sent: Sequence[Any], wait_s: float = 0.0) -> dict[int, str]:
     return printed
 
 
-# Module state, because a notebook has one set of workers.
+# A global, because a notebook has one set of workers.
 _CURRENT: list[Workers] = []
 
 
@@ -235,7 +235,7 @@ def current() -> Workers | None:
 
 
 def started(size: int | None, say: Callable[[str], object]) -> Workers:
-    """Return `size` workers (default: as now, or 2); restart all if `size` changes or one died."""
+    """Return `size` workers (default: as before, or 2); restart if `size` changes or one died."""
     running = current()
     wanted = size or (running.size if running else 2)
     if running and running.size == wanted and not running.dead():

@@ -22,7 +22,7 @@ from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue import torch_profiler
 from speedkit_jupyter.torchglue.confinement import patched
 
-# Prefixes of events: SpeedKit's for a module's call, torch's for a node of the backward pass.
+# Prefixes of event names: SpeedKit's for a module's call, torch's for a node of a backward pass.
 MODULE, NODE = "module: ", "autograd::engine::evaluate_function: "
 # The row for time between events: Python, and torch's work outside of operators.
 PYTHON = "Python"
@@ -30,7 +30,7 @@ IN_USE = "the code already runs torch's profiler, and only one can run at a time
 
 
 class OperatorPlace(NamedTuple):
-    """The place of an operator: its name, its module (or empty), and its pass."""
+    """The place of an operator: its module (or ""), whether in a backward pass, and its name."""
 
     module: str
     is_backward: bool
@@ -88,7 +88,7 @@ def names_of(step: Step) -> tuple[dict[int, str], dict[str, str]]:
 class OperatorTrace:
     """Seconds by place, and counts of events, in `calls` calls of `total_s` seconds in total.
 
-    On a device, seconds are the kernels', and `busy_s` is the time in which any kernel ran.
+    On an accelerator, seconds are kernel times, and `busy_s` is the time in which any kernel ran.
     """
 
     total_s: float = 0.0
@@ -156,7 +156,7 @@ def _placed(events: Iterable[Any]) -> Iterator[tuple[Any, OperatorPlace]]:
     """Yield each synchronous CPU event with its place, outer events first.
 
     Operators within an ATen operator count for the outer one: `aten::linear` calls `aten::addmm`.
-    Autograd numbers its nodes: the last forward event with a node's number has the node's module.
+    A node of the backward pass belongs to the module of the last forward event with its number.
     """
     known: dict[int, OperatorPlace] = {}
     makers: dict[tuple[int, int], str] = {}

@@ -1,6 +1,6 @@
-"""A stopwatch that times one part of the step at any moment; instruments that switch the part.
+"""A stopwatch that times one part of the step at any moment, and patches that switch the part.
 
-There is no tracing: patches report the parts, which are few and long, and a timer samples lines.
+Nothing is traced: patches report the parts, which are few and long, and a timer samples lines.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.modules import loader_iterator
 
-# By part, the inner parts that count as this part: a data set's transform that calls a module is
-# data; a checkpoint's forward pass in the backward pass is backward.
+# By part, the inner parts that count as this part. A module call in a data set's transform counts
+# as data; a forward pass that checkpointing repeats in a backward pass counts as backward.
 _EVERY = frozenset(PARTS)
 _HIDDEN: dict[Part, frozenset[Part]] = {
     "data": _EVERY, "host to device": _EVERY, "synchronizations": _EVERY, "compiling": _EVERY,
@@ -94,7 +94,7 @@ class Recorder:
         inside.append((around, "overhead"))
         if mode is not None and torch_private.innermost_function_mode() is mode:
             mode.__exit__(None, None, None)
-        else:  # a mode of the user's is above the timer's
+        else:  # the innermost mode is the user's
             mode = None
         self._lap()
         inside.append((part if part in WHOLE else around, part))
@@ -125,7 +125,7 @@ class Recorder:
         return self.split.pieces[self._inside[-1]]
 
     def moved(self, mark: float, part: Part) -> None:
-        """Count the time since the mark for `part`, unless the current part hides `part`."""
+        """Reassign the time since `mark` to `part`, unless the current part hides `part`."""
         around, present = self._inside[-1]
         if part not in _HIDDEN[present]:
             took_s = self.mark() - mark
@@ -138,10 +138,10 @@ class Recorder:
 
     @contextmanager
     def functions(self) -> Iterator[None]:
-        """Time torch's functions outside of other parts, in the block.
+        """Time calls of torch functions outside of other parts, in the block.
 
-        A function whose result requires a gradient (a loss) counts as forward, others (a metric) as
-        rest. Other parts switch this mode off: compiled models would be recompiled under a mode.
+        A function whose result requires grad (a loss) counts as forward, others (a metric) as rest.
+        Other parts switch this mode off, because compiled models would be recompiled under it.
         """
         recorder = self
         # torch passes the replacement of a patched method; the mode must call the original.
@@ -225,7 +225,7 @@ def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
 def recorded(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
     """Record compilations, optimizer steps, and functions outside of other parts, in the block.
 
-    Functions belong to the rest without `sees_functions`, or if this process has compiled a graph.
+    Functions count as rest without `sees_functions`, or once Dynamo has compiled a graph.
     """
     with ExitStack() as stack:
         open_compilations: list[Any] = []
@@ -250,7 +250,7 @@ def _counted(recorder: Recorder, part: Part, original: Any, /, *args: Any, **kwa
 
 
 def _waiting(recorder: Recorder, name: str, original: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Record a method that waits for the device; on a CPU only direct calls by the user's code."""
+    """Record a method that waits for the device; for CPU tensors only direct calls by user code."""
     if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
         args[0].device.type == "cpu" and not is_users(sys._getframe(2).f_code.co_filename)
     ):
@@ -283,7 +283,7 @@ def _moving(recorder: Recorder, name: str, original: Any, /, *args: Any, **kwarg
 
 
 def _optimizer_steps(recorder: Recorder) -> AbstractContextManager[None]:
-    """Time and count optimizer steps; a step that calls its base class's step counts once."""
+    """Time and count optimizer steps; a `step()` that calls the base class's counts once."""
     under_way: list[tuple[int, Any]] = []
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -300,7 +300,7 @@ def _optimizer_steps(recorder: Recorder) -> AbstractContextManager[None]:
 
 @contextmanager
 def sampled(recorder: Recorder) -> Iterator[None]:
-    """Sample the user's running line into the recorder's split, by a timer.
+    """Sample the running line of user code with a timer; add samples to the recorder's split.
 
     The timer sends SIGALRM, whose handler runs in the interrupted thread between two bytecode
     instructions. (Reading frames of another thread may crash Python.) A sample counts for the time

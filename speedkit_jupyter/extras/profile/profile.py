@@ -55,7 +55,7 @@ PARTS: tuple[Part, ...] = tuple(ABOUT)
 class LineSample:
     """A sample: the user's line, if any, the part, and the seconds since the last sample.
 
-    `in_torch` is true if a torch function was running, outside of all parts but the rest.
+    `in_torch` is true if a torch function was running in the rest, outside of other parts.
     """
 
     spot: Spot | None
@@ -66,10 +66,10 @@ class LineSample:
 
 @dataclass
 class Split:
-    """The seconds of one call by `pieces`: pairs of a whole part and the part within it.
+    """The times of one call; `pieces` has seconds by pairs of a whole part and the part within it.
 
     `waits` are the seconds of each synchronization by line and method, `stepped` counts steps by
-    the optimizer's id, and `samples` are the lines that the timer saw.
+    the optimizer's id, and `samples` are the sampled lines.
     """
 
     pieces: dict[tuple[Part, Part], float] = field(default_factory=lambda: defaultdict(float))
@@ -91,7 +91,7 @@ class Split:
 
     @property
     def steps(self) -> int:
-        """Return the steps of the optimizer with the fewest steps (a GAN has two optimizers)."""
+        """Return the fewest steps of any optimizer (a GAN has two); 0 without optimizer steps."""
         return min(self.stepped.values(), default=0)
 
 
@@ -108,7 +108,7 @@ class Wait(NamedTuple):
 class LineTimes:
     """Shares of a step by the user's lines, 0 to 1, each without other lines that it calls.
 
-    `own` has the shares by line and part; `python` has shares in data and rest outside of torch.
+    `own` has shares by line and part; `python` has shares of data, and of the rest outside torch.
     """
 
     own: Mapping[tuple[Spot, Part], float] = field(default_factory=dict)
@@ -238,7 +238,7 @@ class Profile(Shown):
         for line, waited_s in (pair for split in self.taken for pair in split.waits.items()):
             waits[line] += waited_s
         calls, total_s = len(self.taken) * self.steps, sum(map(sum, waits.values()))
-        # The waits sum to the part's seconds at most, which exclude overhead.
+        # The scaled waits sum to at most the part's seconds, which exclude overhead.
         scale = min(self.seconds("synchronizations") * calls / total_s, 1.0) if total_s else 1.0
         found = [
             Wait(*at, len(each) / calls, scale * sum(each) / calls) for at, each in waits.items()

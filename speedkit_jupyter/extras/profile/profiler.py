@@ -30,8 +30,8 @@ from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 
-# This many profiled calls are enough for stable shares of parts. ENOUGH_S seconds, half of them in
-# plain calls, are enough for about a thousand samples of lines.
+# ENOUGH_CALLS profiled calls give stable shares of parts. ENOUGH_S seconds, half of them in plain
+# calls, give about a thousand samples of lines.
 ENOUGH_CALLS, ENOUGH_S = 100, 2.0
 # Turns of plain and profiled calls, after a first turn with cold caches. Each turn changes torch's
 # classes, and Python 3.13 stops caching method look-ups after a thousand changes.
@@ -109,7 +109,7 @@ class Profiler:
     def measured(
         self, guard: MeasurementGuard, kept_s: float = 0.0
     ) -> Generator[Progress, None, IsolatedStep]:
-        """Measure inside a guard; return the step for trials, which get `kept_s` of the budget."""
+        """Measure inside a guard; leave `kept_s` of the budget for calls of the returned step."""
         budget, profile = Budget(self.budget_s, begun_s=self.begun_s), self._profile
         self._context = in_force_or_none(self.step.models)
         budget.reserved_s = guard.taking_s + kept_s
@@ -251,11 +251,11 @@ def profile(
             divided by the number of optimizer steps.
         model: the models of the step (default: all that the function's code reaches).
         optimizer: the optimizers of the step (default: all that the function's code reaches).
-        budget_s: seconds in all, without compiling (default: 10); at least one call is made.
+        budget_s: total seconds except compiling (default: 10); at least one call is made.
 
     Returns:
-        A Profile: `rows()` has the seconds and the share of each part, `lines` the time by line of
-        code, `costs` the time by module and operator, or None if neither was traced.
+        A Profile: `rows()` has the seconds and the share of each part, `lines` the shares of lines,
+        and `costs` the shares of modules and operators (None if they were not traced).
 
     Raises:
         StepError: the step can't be measured, or an argument is invalid.

@@ -1,1 +1,1 @@
-"""Apply an operator to its own result many times: ways, their speed, and their drift."""
+"""Apply an operator to its own result many times, in the fastest way that is accurate enough."""

@@ -1,4 +1,4 @@
-"""`rollout()`, which applies an operator many times: its result, its report, its states."""
+"""`rollout()`, which applies an operator to its own result many times, and its report."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Rollout(Shown):
         return next((one for one in self.trials if one.way.words == self.way.words), None)
 
     def drift(self) -> Any:
-        """Return a matplotlib figure of each way's drift. Raises ArgumentError without a drift."""
+        """Return a matplotlib figure of all drifts. Raises ArgumentError if none was measured."""
         drifts = {one.way.name: one.drift for one in self.trials if one.drift is not None}
         if not drifts:
             raise ArgumentError("no drift was measured: give tune=True")
@@ -114,7 +114,7 @@ def rollout(
 
     Raises:
         ArgumentError: an argument does not fit.
-        StepError: a number or flag has the wrong type, or `tolerance` or `budget_s` is not allowed.
+        StepError: a number or flag has the wrong type, or `tolerance` or `budget_s` is invalid.
 
     Example::
 

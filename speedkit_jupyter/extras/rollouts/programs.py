@@ -1,4 +1,4 @@
-"""Policies, ways, and programs, which combine operator and policy in one function."""
+"""Rules for the next state, ways to compute steps, and programs, which combine them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue.modules import buffer_table
 
-# Computes the next state from the operator's result `f(x)` and the state `x`.
+# A function that computes the next state from the operator's result `f(x)` and the state `x`.
 StateRule = Callable[[Any, Any], Any]
-# Policies with a parameter.
+# Policies with a parameter, as functions of the parameter.
 WITH_NUMBER: dict[str, Callable[[float], StateRule]] = {
     "convex": lambda alpha: lambda found, x: x + alpha * (found - x),
     "residual": lambda dt: lambda found, x: x + dt * found,
@@ -95,7 +95,7 @@ def buffers_kept(operator: Any) -> Iterator[None]:
 
 
 class Program:
-    """Run a way's steps on the operator's `device`; ArgumentError if a needed copy fails."""
+    """Runs a rollout's steps in a `Way`. Raises ArgumentError if the operator can't be copied."""
 
     def __init__(self, operator: Callable[..., Any], policy: StateRule, way: Way) -> None:
         self.way = way
@@ -145,7 +145,7 @@ class Program:
     def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
         """Return the state `steps` later, with dtype and device of `x`; `x` is not modified."""
         size = self.way.micro_batch or len(x)
-        # Not inference mode, so that tensors kept by the operator can be trained later.
+        # Not inference mode, because the operator may keep tensors that training uses later.
         with torch.no_grad():
             parts = x.split(size) if x.ndim > 1 else [x]
             made = [self._advanced(part, steps).to(x.device, x.dtype) for part in parts]

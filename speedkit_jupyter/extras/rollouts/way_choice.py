@@ -1,4 +1,4 @@
-"""Choose the fastest way whose drift from the plain states is within the tolerance, by trials."""
+"""Choose, by trials, the fastest way to compute steps whose drift is within the tolerance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from speedkit_jupyter.support.exceptions import in_a_line
 
 # Fewest rounds, after which the interval may decide, and most rounds.
 ROUNDS = (10, 30)
-# Seconds: compiling takes longer, so it is not tried if all planned rollouts take less.
+# Compiling takes more than these seconds; it is not tried if all planned rollouts take less.
 COMPILING_S = 5.0
 # Error probability of each test: an eighth of the usual one, as several ways and rounds are tested.
 ERROR = statistics.ERROR / 8
@@ -40,7 +40,7 @@ LEAST_POINTS, FAR, MARGIN = 6, 10.0, 2.0
 
 @dataclass
 class Drift:
-    """The relative `errors` against the plain way's states after `steps`, for the worst sample."""
+    """The relative `errors` of the worst sample's states after `steps`, against the plain loop."""
 
     horizon: int  # the number of steps in the rollout
     steps: list[int]
@@ -80,7 +80,7 @@ class Drift:
 
 
 def compared_steps(steps: int) -> list[int]:
-    """Return 1, `steps` and evenly spaced numbers between, fewer than twice POINTS."""
+    """Return 1, `steps` and evenly spaced numbers between; fewer than 2 * POINTS in all."""
     gap = max(steps // POINTS, 1)
     return sorted({1, *range(gap, steps + 1, gap), steps})
 
@@ -123,7 +123,7 @@ class WayTrial:
 
 @dataclass
 class WaySearch:
-    """Search for a way: call `run()`, then read `best`, `program` and `trials`.
+    """Search for the fastest way: call `run()`, then read `best`, `program` and `trials`.
 
     Steps are timed with the whole batch `x`, on the operator's device; drift is measured on the
     batch's first samples.
@@ -180,7 +180,7 @@ class WaySearch:
         return [*words, *layout, "compile", *layout]
 
     def _allowed(self, way: Way) -> float:
-        # For a chaotic system, results of two machines differ by as much as one rounding's effect.
+        # In a chaotic system, the states on two machines differ as much as after one rounding.
         is_exact = set(way.words) <= EXACT_WORDS
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 

@@ -51,7 +51,7 @@ def is_trainer(value: Any) -> bool:
 
 @contextmanager
 def unchanged(*owners: Any) -> Iterator[None]:
-    """Put back the owners' attributes after the block, and the contents of lists in them."""
+    """Restore the attributes of `owners` after the block, and the items of lists in them."""
     before = [(vars(owner), dict(vars(owner))) for owner in owners]
     lists = [(one, [*one]) for _, old in before for one in old.values() if type(one) is list]
     try:
@@ -76,8 +76,8 @@ def with_arguments(trainer: Any, **given: Any) -> Iterator[None]:
 def short_training(trainer: Any, steps: int = 0) -> Callable[[], None]:
     """Return a function that trains for `steps`; if 0, for about four batches, at least one step.
 
-    The function runs no evaluations, no callbacks except the default flow, and writes no files. It
-    restores the Trainer itself, because measurements leave objects of libraries alone.
+    The function runs no evaluations, writes no files, and calls back only DefaultFlowCallback. It
+    restores the Trainer itself, because measurements don't restore objects of libraries.
     """
     steps = steps or max(4 // trainer.args.gradient_accumulation_steps, 1)
 
@@ -180,7 +180,7 @@ class TrainerAdvisor:
             self._arguments[name] = {word: str(value) for word, value in given.items()}
         tried.sort(key=lambda one: "compile" in one.name)  # only if the others leave time for it
         own = [getattr(trainer, name, None) for name in ("optimizer", "lr_scheduler")]
-        own = [getattr(one, "scheduler", one) for one in own if one is not None]  # not Accelerate's
+        own = [getattr(one, "scheduler", one) for one in own if one is not None]  # unwrapped
         step = step_of(short_training(trainer), trainer.model)
         step = replace(step, others=[*step.others, *own])
         self._benchmark = Benchmark(step, [Variant(BASELINE), *tried], budget_s, command=command)
@@ -212,7 +212,7 @@ class TrainerAdvisor:
         return Document(f"TrainingArguments(…, {given})" if given else none, content)
 
     def _padding(self) -> tuple[float, float] | None:
-        """Return padding's shares, unsorted and sorted by length; None unless sorting halves it."""
+        """Return padding's share, unsorted and sorted by length; None unless sorting halves it."""
         lengths: list[int] = []
         with suppress(Exception):  # a data set without indices or with other fields
             data = self._trainer.train_dataset

@@ -38,7 +38,7 @@ from speedkit_jupyter.torchglue.storage import is_in_memory
 
 # Default number of calls in each run: enough for a wrong learning rate or weight decay to show.
 STEPS = 50
-# Largest number of other baselines before a plan is said to have another curve.
+# Most other baselines to train before the report says that the curves differ.
 MOST_BASELINES = 4
 # Relative noise in weights of other baselines, at most half of bf16's unit roundoff; bf16 weights
 # get more. In a step without random numbers, another seed alone changes nothing.
@@ -79,7 +79,7 @@ class Curve:
 
 
 def curve_of(what: str, losses: Sequence[list[float]], rounding: float) -> Curve:
-    """Return the judged Curve; `losses` has baseline, plan, others; `rounding` is relative."""
+    """Return the judged Curve of baseline, plan and others; `rounding` is a relative error."""
     baseline, planned, *others = losses
     distance = _distance(planned, baseline)
     yardstick = _finite(_distance(_farthest(others, baseline), baseline))
@@ -155,8 +155,8 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     names = [f"loss {at + 1} of {most}: {RAN_ON}" for at in range(most)] if most > 1 else [RAN_ON]
     if is_mean := bool(other) or most > MOST_LOSSES:
         names = [f"the mean over each step of {RAN_ON}"]
-    # The root mean square error of one rounding is 0.41 units: half a unit is allowed. A loss is
-    # rounded after each added term, in the same direction while it hardly changes: two units.
+    # One rounding has a root mean square error of 0.41 units, so half a unit is allowed. A loss is
+    # rounded after each added term, in one direction if it hardly changes, so two are allowed.
     rounding = max(unit / 2, *(2 * step.unit for step in steps))
     curves = []
     for at, name in enumerate(names):
@@ -169,8 +169,8 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
 class Verification(Shown):
     """The losses of every step in `runs`: the baseline, the plan, and other baselines.
 
-    `curves_of` returns `curves`, and explains `unit`. `verdict` is "same", "different", "worse" or
-    "failed".
+    `unit` is the coarser unit roundoff of plan and model. `verdict` is "same", "different",
+    "worse" or "failed".
     """
 
     REPORT = "speedkit_jupyter.extras.verify.plugin:verification_report"
@@ -260,7 +260,7 @@ class Verifier:
                 yield from self._train("another baseline", None, seed)
 
     def _needs_another(self) -> bool:
-        """Return whether to train another baseline: one always, more if the plan differs little."""
+        """Return whether to train another baseline: one always, more if curves differ a little."""
         others = len(self._result.runs) - 2
         curves = [curve for curve in self._result.curves if curve.agreement != "same"]
         is_open = any(curve.distance <= FAR_AWAY * curve.allowed for curve in curves)

@@ -74,7 +74,7 @@ FIRST = ("auto", "status", "apply", "restore", "explain", "code", "panel", "veri
 
 
 def _benches() -> dict[str, str]:
-    """Return the uses of `%%speedbench`, also by extras, with their purposes."""
+    """Return the purpose of each use of `%%speedbench`, including uses that extras add."""
     return BENCHES | {line: told for mode in plugins.modes() for line, told in mode.about.items()}
 
 

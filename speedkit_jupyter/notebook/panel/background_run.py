@@ -24,7 +24,7 @@ END = object()
 
 
 class BackgroundRun:
-    """A benchmark or search in the background; calls `told(self)` at each turn and at the end.
+    """A benchmark or search in the background; calls `told(self)` at each pause and at the end.
 
     `message` is the reason for a failure, `result` the result, if any, once the run has ended. The
     user's state is in place whenever another task of the event loop runs.
@@ -59,7 +59,7 @@ class BackgroundRun:
         """Stop from another thread; a running block gets SIGINT, as from Jupyter's stop button."""
         with self._lock:
             self._stopped = True
-            if self._is_in_block and hasattr(signal, "pthread_kill"):  # also ends system calls
+            if self._is_in_block and hasattr(signal, "pthread_kill"):  # ends system calls, too
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             elif self._is_in_block:
                 _thread.interrupt_main()
@@ -100,7 +100,7 @@ class BackgroundRun:
                 signal.signal(signal.SIGINT, before)
 
     async def _give_up_turn(self) -> float:
-        """Call `told`, run other tasks; return handover seconds. A change of state ends the run."""
+        """Call `told`, let other tasks run; return overhead seconds. Changed state ends the run."""
         start, given_s = time.perf_counter(), 0.0
         here = measurement_guard.in_progress()
         try:
@@ -116,7 +116,7 @@ class BackgroundRun:
         return time.perf_counter() - start - given_s
 
     def _measure(self, engine: Any) -> Generator[None, None, None]:
-        """Run all blocks, record how they end; catch Ctrl-C, which would end the event loop."""
+        """Run all blocks, record how the run ends; catch Ctrl-C, which would end the event loop."""
         steps: Any = engine.run()
         end: Literal["done", "stopped", "failed"] = "stopped"  # also if the event loop is closed
         try:

@@ -28,7 +28,7 @@ AUTO_HINT = "plans race on the steps of your own loops while they train"
 FIRST = ("precision", "tf32", "compile", "sdpa")
 MORE = "more"
 LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
-# Options whose words have more than this many letters in total get a list, not buttons.
+# Options whose words have more than this many letters in total get a dropdown, not buttons.
 ON_BUTTONS = 34
 NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
 # Styles that core widgets don't set. Below a width of 900 pixels there is one column; front ends
@@ -63,7 +63,7 @@ class Control:
         self.label = name if self.is_first else f"{name} {field}"
         self.words = choices(annotation)
         width = LABEL_PX if self.label in FIRST else LONG_LABEL_PX
-        # Buttons for few words, a list for many words, a text field for other values.
+        # Buttons for few words, a dropdown for many words, a text field for other values.
         kind: Any = w.ToggleButtons if sum(map(len, self.words)) <= ON_BUTTONS else w.Dropdown
         kind = kind if len(self.words) > 1 else w.Text
         self.input = kind(

@@ -89,7 +89,7 @@ class Panel:
         self._name, self._step = name_of(self._session.names, model), step
         self._model = ref(model, self._gone)
         self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
-        self._has_picked = False  # True if the choice is newer than any apply or search
+        self._has_picked = False  # True if the config was chosen after the last apply or search
         applied = self.context
         proven = None if applied else proven_config([model], self._optimizers())
         self.config = applied.config if applied else proven or SpeedConfig()
@@ -156,7 +156,7 @@ class Panel:
         return MEMORY.of(self._model())
 
     def _take_tuned(self) -> None:
-        """Choose the config that the search found, unless a plan was applied after the search."""
+        """Take the config that the search found, unless a plan was applied after the search."""
         if (found := self._tuned) is not None and found.is_newer:
             self.config = found.config
 
@@ -187,13 +187,13 @@ class Panel:
             self._tell(str(error))
 
     def _pick(self, path: str, value: Any) -> None:
-        """Set one option of the choice, without applying. Raises ConfigError."""
+        """Set one option of `config`, without applying it. Raises ConfigError."""
         self._has_picked = True
         self.config = self.config.changed(path, value)
         self._tell()
 
     def apply(self) -> None:
-        """Apply the choice; assign the context to `ctx`, or to a longer name if `ctx` is in use."""
+        """Apply `config`; assign the context to `ctx`, or to a longer name if `ctx` is in use."""
         model, names = self._alive(), self._session.names
         _, applied = apply_speedups(model, self.config, optimizer=self._optimizers())
         self._name = name_of(names, model, self._name)
@@ -208,13 +208,13 @@ class Panel:
             self.context.restore()
 
     def measure(self) -> None:
-        """Start a benchmark of the baseline against the choice, in the background."""
+        """Start a benchmark of the baseline against `config`, in the background."""
         name = "this choice" if self.config.to_dict() or self.config.is_alone else AUTO
         variants = [Variant(BASELINE), Variant(name, self.config)]
         self._start(Benchmark(self._measured_step(), variants, self._budgets_s["Measure"]))
 
     def tune(self) -> None:
-        """Start a search in the background; its plan becomes the choice, and is not applied."""
+        """Start a search in the background; its plan becomes `config`, but is not applied."""
         self._start(PlanSearch(self._measured_step(), self._budgets_s["Tune"]))
 
     def stop(self) -> None:
@@ -257,7 +257,7 @@ class Panel:
         self._draw()
 
     def _followed(self, run: background_run.BackgroundRun) -> None:
-        """Draw; after the run, store result and report, and make a found plan the choice."""
+        """Redraw; after the run, store result and report, and take a found plan as `config`."""
         if run.state != "running":
             result, self._message = run.result, run.message
             self._report = None if result is None else result.report().brief()

@@ -28,7 +28,7 @@ TEXTUAL = frozenset([
 
 
 class Names:
-    """The names of a namespace that code reads and binds; `whole`: all names without leading `__`.
+    """The names that code uses in a namespace; if `whole`, all names without a leading `__`.
 
     `others` are imports, and `whole` Names of the namespace if code may look up names by string.
     """
@@ -221,7 +221,7 @@ class Iterators(StateHandler):
         if issubclass(cls, GeneratorType) or issubclass(cls, loader_iterator()):
             return True
         if not issubclass(cls, Iterator) or issubclass(cls, (io.IOBase, *weakref.ProxyTypes)):
-            return False  # a weak proxy has `__next__` whatever it refers to
+            return False  # a weak proxy always has `__next__`
         return cls.__dictoffset__ == 0 and "__slots__" not in vars(cls)
 
     def children(self, instance: Any) -> Iterable[Any]:

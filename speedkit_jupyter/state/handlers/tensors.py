@@ -31,7 +31,7 @@ class Tensors(StateHandler):
     """Handle tensors: restore values in the same object, with strides, dtype and device.
 
     With copies on the device, memory addresses stay, too: recorded CUDA graphs use the addresses.
-    Values are compared: writes by fused optimizers, `.data` or `.numpy()` don't raise the version.
+    Values are compared: fused optimizers, `.data` and `.numpy()` don't bump the version counter.
     """
 
     types = (torch.Tensor,)
@@ -119,7 +119,7 @@ class Gradients(StateHandler):
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype, device, then strides and (address, bytes); the layout if unstrided."""
+    """Return shape, dtype, device; then strides and (address, bytes), or else the layout."""
     parameters: Any = torch.nn.parameter
     if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # a lazy wrapper without a shape
@@ -172,7 +172,7 @@ def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return a sparse tensor's values, for COO also indices; empty for other layouts."""
+    """Return a sparse tensor's values (and COO indices); empty for other layouts."""
     if tensor.layout is torch.sparse_coo:
         return torch_private.coo_parts(tensor)
     return [tensor.values()] if str(tensor.layout).startswith("torch.sparse") else []

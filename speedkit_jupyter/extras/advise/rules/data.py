@@ -36,7 +36,7 @@ START_S = 0.06
 def other_loader(
     seen: Situation, own: Any, settings: LoaderSettings, lengths: Sequence[int] = ()
 ) -> Remedy | None:
-    """Return a remedy that rebuilds the loader `own`; None if the step itself creates it."""
+    """Return a remedy that rebuilds the loader `own` in a block; None if the step creates it."""
     numbers = [at for at, one in enumerate(seen.subject.loaders) if one is own]
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:
@@ -67,10 +67,10 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
 
 
 def workers(seen: Situation) -> Iterator[Opportunity]:
-    """Find loaders without workers: the step waits while they load."""
+    """Find loaders without workers for which the step waits."""
     data = seen.share("data")
     for draws in seen.observed.draws.values() if data >= 0.08 and seen.cores > 1 else ():
-        # Workers fetch several batches ahead, so a loop must draw four or more.
+        # Workers load batches ahead, which gains little in loops of fewer than four batches.
         loader, is_short = draws.loader, len(draws.next_s) < 4 * draws.loops
         if loader.num_workers or is_short or not _takes_workers(seen, loader):
             continue
@@ -102,8 +102,8 @@ def _gain_of_workers(seen: Situation, data: float, number: int) -> Gain:
     """Return the expected gain of workers, which at best load while the step computes.
 
     On a CPU, workers take cores from the step, which at worst halves its speed: a small CNN on two
-    cores, with half of its step in loading, was 0.82 to 0.87 times as fast with one or two
-    workers. Each loop waits for its first batch.
+    cores, which spent half of its step loading, was 0.82 to 0.87 times as fast with one or two
+    workers. At worst, each loop also waits for its first batch.
     """
     computing = 1 - data
     loops = max(draws.loops for draws in seen.observed.draws.values())
@@ -142,7 +142,7 @@ def worker_start(seen: Situation) -> Iterator[Opportunity]:
 
 
 def padding(seen: Situation) -> Iterator[Opportunity]:
-    """Find batches of tokens with a quarter or more of padding."""
+    """Find batches of tokens that are at least one quarter padding."""
     inputs = (one for call in seen.calls for one in call.inputs)
     found = [one for one in map(padded, inputs) if one is not None]
     if not found or seen.computing < 0.2:
@@ -167,7 +167,7 @@ def padding(seen: Situation) -> Iterator[Opportunity]:
 
 
 def many_lengths(seen: Situation) -> Iterator[Opportunity]:
-    """Find a compiled model whose batches have many lengths: code for all lengths is slower."""
+    """Find a compiled model whose batches have many lengths: dynamic-shape code is slower."""
     groups = defaultdict[int, list[ObservedModelCall]](list)
     for call in seen.calls:
         groups[id(call.module)].append(call)
@@ -200,9 +200,9 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
 
 
 def padded(words: torch.Tensor) -> tuple[float, float] | None:
-    """Return the share of padding, and of columns after the longest row, in rows of integers.
+    """Return the shares of padding and of columns after the longest row, in a batch of token ids.
 
-    Padding is the last column's most common value, at row ends. None without padding or tokens.
+    Padding is the last column's most common value at row ends. None without padding or token ids.
     """
     if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
         return None

@@ -37,8 +37,8 @@ class CostlyCode(NamedTuple):
     """A kind of slow statement, and its remedy.
 
     `nodes` finds statements in the executed code; statements below the share `taken` of the step
-    don't count. `because` ends the evidence. The remedy makes the statement `least` to `most` times
-    as fast. Titles may contain `place`, `code` and the called `name`.
+    don't count. `because` is the end of the evidence. The remedy makes the statement `least` to
+    `most` times as fast. Titles may contain {place}, {code} and {name}, the called function.
     """
 
     nodes: Callable[[ObservedCall], Iterable[tuple[FunctionCode, ast.AST]]]
@@ -57,7 +57,7 @@ def _calls(*names: str) -> Callable[[ObservedCall], Iterable[tuple[FunctionCode,
 
 
 def _growing(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
-    """Find `memory = torch.cat([memory, row])`, which copies all earlier rows for each row."""
+    """Find `memory = torch.cat([memory, row])`, which copies all earlier rows for each new row."""
     joining = ("cat", "concat", "concatenate", "append", "hstack", "vstack", "insert")
     for code, node in seen.nodes(ast.Assign):
         target, call = dotted(node.targets[0]), node.value
@@ -67,7 +67,7 @@ def _growing(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
 
 
 def _over_parameters(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
-    """Find `for p in model.parameters(): …`, except loops with NumPy, which has no batched call."""
+    """Find `for p in model.parameters(): …`, unless it calls NumPy, which has no foreach calls."""
     every = ("parameters", "named_parameters", "buffers")
     loops: Any = seen.nodes(ast.For, ast.ListComp, ast.GeneratorExp)
     for code, node in loops:
@@ -143,7 +143,7 @@ COSTLY = {
 
 
 def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
-    """Find statements of the kind `COSTLY[rule]` that take at least this kind's share `taken`."""
+    """Find statements of the kind `COSTLY[rule]` with at least its share `taken` of the step."""
     kind, known = COSTLY[rule], set[tuple[Spot, ...]]()
     for code, node in kind.nodes(seen.observed):
         taken, spots = seen.line_share(code, node), code.lines_of(node)
@@ -167,7 +167,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
 def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     """Find lines that wait for the device: `.item()`, `print(loss)`, `if loss > 0`.
 
-    On a CPU these lines don't wait: a line counts from 16 calls per step, and with its whole time.
+    On a CPU these lines don't wait; a line counts from 16 calls per step, with all of its time.
     """
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():

@@ -1,4 +1,4 @@
-"""Rules of advice about models: calls, gradients, number formats, attention."""
+"""Rules of advice about models: calls, gradients, dtypes, attention."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def anomaly_mode(seen: Situation) -> Iterator[Opportunity]:
         "turn anomaly detection off",
         "it is on: each operator records its traceback, and each gradient is searched for NaN; "
         f"forward and backward: {share(seen.computing)} of the step",
-        amdahl(seen.computing, 1.2, 8.0),  # 25 to 90 µs an operator with torch 2.13
+        amdahl(seen.computing, 1.2, 8.0),  # costs 25 to 90 µs per operator in torch 2.13
         "torch.autograd.set_detect_anomaly(False)",
         "a NaN is no longer traced to its operator",
     )
@@ -139,7 +139,7 @@ def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
 
 @contextmanager
 def without_gradients(subject: Subject) -> Iterator[None]:
-    """Disable gradients of parameters that no optimizer steps, in the block."""
+    """Disable gradients of parameters that belong to no optimizer, in the block."""
     idle = subject.idle
     try:
         for one in idle:
@@ -151,7 +151,7 @@ def without_gradients(subject: Subject) -> Iterator[None]:
 
 
 def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
-    """Find parameters that require gradients although no optimizer steps them."""
+    """Find parameters that require gradients although no optimizer updates them."""
     if not (seen.observed.has_backward and seen.held and seen.observed.steps):
         return
     every = [one for one in seen.subject.parameters if id(one) in seen.observed.got_gradients]
@@ -177,7 +177,7 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _outermost(seen: Situation, idle: Sequence[torch.nn.Parameter]) -> str:
-    """Return the expression of the first module with idle parameters only: `net.body`, `net[0]`."""
+    """Return the expression of the first module with only idle parameters: `net.body`, `net[0]`."""
     ids = {id(one) for one in idle}
     for module in (part for model in seen.subject.models for part in model.modules()):
         own = {id(one) for one in module.parameters()}
@@ -207,7 +207,7 @@ def needless_checkpointing(seen: Situation) -> Iterator[Opportunity]:
 
 
 def adapter_dropout(seen: Situation) -> Iterator[Opportunity]:
-    """Find dropout in adapters of peft, which copies and masks each layer's input once more."""
+    """Find dropout in PEFT adapters, which copies and masks each layer's input once more."""
     named = [pair for model in seen.subject.models for pair in model.named_modules()]
     dropouts = [one for name, one in named if "lora_dropout" in name and attribute(one, "p")]
     layers = [one for one in dropouts if one.training]
@@ -259,7 +259,7 @@ def double_precision(seen: Situation) -> Iterator[Opportunity]:
         f"compute in float32: {called} is in float64",
         f"{called}'s parameters are float64; forward, backward and optimizer: "
         f"{share(computing)} of the step",
-        # float64: twice the bytes, half as many numbers per vector; on many GPUs 1/32 of the rate.
+        # float64 has twice the bytes and half the SIMD width; on many GPUs, 1/32 of float32's rate.
         amdahl(computing, 1.25, 3.0) if seen.on_cpu else amdahl(computing, 1.5, 20.0),
         f"{called}.float(), and x.float() (NumPy's numbers are float64)",
         "7 digits instead of 16; create the optimizer again",
