@@ -112,7 +112,7 @@ class Compile(Optimization):
             compile_cache.prepare()
             first = next(target.model.parameters(), None)
             if first is None or first.device.type == "cpu":
-                torch_private.import_compiler()  # loads the flag for joint kernel builds
+                torch_private.import_compiler()  # loads Inductor for joint kernel builds
         return super().switched(decision, target)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:

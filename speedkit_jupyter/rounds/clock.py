@@ -92,7 +92,7 @@ def taken_by_others_s() -> float:
     try:
         cores, own_s = psutil.cpu_times(percpu=True), own_s + _living_children_s()
         ours = [cores[core] for core in os.sched_getaffinity(0) if core < len(cores)]
-    except (OSError, AttributeError, psutil.Error):  # another system, or an unreadable /proc
+    except (OSError, AttributeError, psutil.Error):  # not Linux, or an unreadable /proc
         return 0.0
     return sum(sum(core[:3]) + sum(core[5:8]) for core in ours) - own_s  # no idle or iowait time
 

@@ -1,4 +1,4 @@
-"""The base class of results with a report, and a benchmark's result: records, ratios, verdicts."""
+"""The base class of results: report, file; a benchmark's result: records, ratios, verdicts."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Timer:
         return bool(self.timing.all_runs)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield after every run. The user's state is put back at the end."""
+        """Measure; yield progress. The user's state is put back at the end."""
         is_exact, afresh = self.loops is not None and self.runs is not None, False
         budget_s = math.inf if is_exact or not self.budget_s else self.budget_s
         with self.step.guarded() as guard:

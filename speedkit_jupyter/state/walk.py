@@ -17,11 +17,7 @@ import torch
 
 from speedkit_jupyter.state import ownership
 from speedkit_jupyter.state.handlers import containers, names
-from speedkit_jupyter.state.handlers.arrays_and_generators import (
-    Arrays,
-    Buffers,
-    Generators,
-)
+from speedkit_jupyter.state.handlers.arrays_and_generators import Arrays, Buffers, Generators
 from speedkit_jupyter.state.handlers.base import StateHandler, attribute_dict
 from speedkit_jupyter.state.handlers.tensors import Gradients, Tensors
 from speedkit_jupyter.support.lookup import is_a
@@ -125,7 +121,7 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
 
 
 def _is_left_alone(cls: type) -> bool:
-    """Return whether instances are machinery, except torch's tensors, models and optimizers."""
+    """Return whether to skip a class's instances as machinery, with the exceptions below."""
     home = cls.__dict__.get("__module__", "builtins")
     if issubclass(cls, (type, threading.local)) or not ownership.is_machinery(home):
         return False

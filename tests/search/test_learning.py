@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tune, tuned
+from speedkit_jupyter.notebook.namespace import proven_config
 from speedkit_jupyter.report.tuning_report import tuned_list
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison
@@ -47,8 +48,7 @@ def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
 
 
 def test_a_second_search_checks_what_the_first_has_learned(made):
-    _, _, step = made()
-    first = tune(step, budget_s=4)
+    first = tune(made()[2], budget_s=4)
     assert first.learned is None
     assert first.winner.name == "fused_optimizer"
     _, optimizer, step = made()  # as after a restart: other objects
@@ -72,14 +72,16 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
     assert len(tuning.stages) > 1
 
 
-def test_what_is_proven_in_this_process_alone_is_not_learned(made, monkeypatch):
-    gain = Ratio(1.19, 0.93, 1.52, 50)
-    monkeypatch.setattr(Comparison, "in_any_process", lambda self, record: gain)
+@pytest.mark.parametrize("at_most_s", [None, 1.0])
+def test_a_plan_proven_here_alone_or_under_a_limit_applies_unlearned(made, monkeypatch, at_most_s):
+    if at_most_s is None:
+        gain = Ratio(1.19, 0.93, 1.52, 50)
+        monkeypatch.setattr(Comparison, "in_any_process", lambda self, record: gain)
     network, optimizer, step = made()
-    tuning = tune(step, budget_s=4)
-    assert tuning.helped
-    assert tuning.where == " in this process"
+    tuning = tune(step, budget_s=4, at_most_s=at_most_s)
+    assert tuning.where == ("" if at_most_s else " in this process")
     assert tuned(network, optimizer) is None
+    assert proven_config([network], [optimizer]) == tuning.config
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class Optimization(ABC):
     costly: ClassVar[bool] = False  # True if the entry compiles code, which takes seconds
     excludes: ClassVar[frozenset[str]] = frozenset()  # entries that no search joins with this entry
     free: ClassVar[str] = ""  # placeholder in help for arbitrary values (`threads:NUMBER`)
-    frameworks_choose: ClassVar[bool] = False  # True if framework code states inactive decisions
+    frameworks_choose: ClassVar[bool] = False  # True if Trainer code covers inactive decisions
     lowers: ClassVar[bool] = False  # True if the entry reduces the precision of products
     supersedes: ClassVar[frozenset[str]] = frozenset()  # entries replaced by this entry in a search
     rivals: ClassVar[bool] = False  # True if no rule knows the best value: a search compares them

@@ -281,7 +281,11 @@ def expected_s(step_s: float) -> float:
 
 def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
     """Return where modules keep a bf16 or fp16 tensor, or user hooks may; empty if nowhere."""
-    for name, one in snapshot.held_objects(models):
+    try:
+        held = [*snapshot.held_objects(models)]
+    except ValueError as error:
+        return str(error)
+    for name, one in held:
         if isinstance(one, torch.Tensor) and one.dtype in LOW:
             return f"the model keeps {name}"
     for model in models:

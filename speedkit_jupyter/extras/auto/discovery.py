@@ -36,9 +36,7 @@ class Discovery:
     """
 
     def __init__(
-        self,
-        predicts: Callable[[torch.nn.Module], None],
-        known: Callable[[torch.nn.Module], bool],
+        self, predicts: Callable[[torch.nn.Module], None], known: Callable[[torch.nn.Module], bool]
     ) -> None:
         self._predicts, self._known = predicts, known
         self._handles: list[Any] = []

@@ -107,7 +107,7 @@ class LoopPlans:
                 self._contexts[name] = [
                     prepare(model, config, holding(optimizers, model)) for model in models
                 ]
-            for context in self._contexts[name]:  # a race, unlike a benchmark, restores no storage
+            for context in self._contexts[name]:  # a race, unlike a benchmark, would break views
                 channels_last.note_views(context.target)
         return self._contexts[name]
 

@@ -23,9 +23,7 @@ OF_FIELDS = {
 
 
 def bucketed(
-    collate_fn: Callable[[Any], Any],
-    lengths: Sequence[int],
-    pad_value: int | Mapping[str, int] = 0,
+    collate_fn: Callable[[Any], Any], lengths: Sequence[int], pad_value: int | Mapping[str, int] = 0
 ) -> Callable[[Any], Any]:
     """Return a `collate_fn` that pads batches on the right, up to the next of a few lengths.
 

@@ -16,14 +16,8 @@ from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.compile import Compile, obstacle
 from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.model_changes import overrides
 from speedkit_jupyter.catalog.model_changes.calls import Call
-from speedkit_jupyter.catalog.model_changes.overrides import (
-    MISSING,
-    SWAPPED,
-    Slots,
-    StandIn,
-    put_back_entries,
-)
 from speedkit_jupyter.extras.generation import generating_parts, why_not_generating
 from speedkit_jupyter.extras.generation.decoding import DecodingCall, DecodingCode
 from speedkit_jupyter.machines import flags
@@ -82,11 +76,13 @@ class StaticDecoding(Optimization):
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
         return Compile().switched(decision, target)
 
-    def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
+    def stand_ins(
+        self, decision: Decision, target: Target
+    ) -> Mapping[torch.nn.Module, overrides.Slots]:
         if not decision.value:
             return {}
         function = with_static_cache(self._code(target), target, decision.value)
-        put = {GENERATE: StandIn(function, self.name)}
+        put = {GENERATE: overrides.StandIn(function, self.name)}
         return dict.fromkeys(generating_parts(target.model), put)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
@@ -104,7 +100,7 @@ class StaticDecoding(Optimization):
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         parts = generating_parts(target.model)
-        is_on = any(GENERATE in SWAPPED.current(part) for part in parts)
+        is_on = any(GENERATE in overrides.SWAPPED.current(part) for part in parts)
         return {f"model.{self.name}": bool(planned.value) if planned else is_on} if parts else {}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -145,7 +141,7 @@ def with_static_cache(code: DecodingCode, target: Target, length: Any) -> Callab
         longest = 1 << (rows[1] - 1).bit_length()
         most = getattr(module.config, "max_position_embeddings", None) or longest
         cache = max(min(longest, most), rows[1], 0 if length is True else length)
-        before = vars(module).get(LONGEST, MISSING)
+        before = vars(module).get(LONGEST, overrides.MISSING)
         if rows[1] > most:  # may fail; the error is clearer without compiled code
             notes["static_cache"] = TOO_LONG.format(rows[1], most)
             return plain(module, *args, **kwargs)
@@ -154,7 +150,7 @@ def with_static_cache(code: DecodingCode, target: Target, length: Any) -> Callab
             with code.decoding(not any(kwargs.get(name) for name in CALLBACKS)):
                 return plain(module, *args, **_with_cache(kwargs, cache))
         finally:
-            put_back_entries(vars(module), {LONGEST: before})
+            overrides.put_back_entries(vars(module), {LONGEST: before})
             if not code.failed:
                 notes["static_cache"] = _compiled_for(code.shapes)
 

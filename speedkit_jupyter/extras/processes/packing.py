@@ -264,7 +264,7 @@ def put_state(old: Any, state: Any) -> None:
 def taken(
     path: Path, sent: Mapping[int, Any], space: Space
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Write a reply into the sent objects; return bound values and failures, both by name."""
+    """Write a reply into the sent objects; return bound values and failure reasons by name."""
     units, failed = Reader(path, space, sent).read(), dict[str, str]()
     contents = [(sent[n], *one) for n, one in units.items() if n in sent and one and one[0]]
     for old, put, *given in sorted(contents, key=lambda one: one[1] is not put_items):

@@ -1,4 +1,4 @@
-"""Functions that run in a worker: an ipyparallel engine that is a rank of a process group."""
+"""Run a cell in a worker, a rank of a process group; fail it if another rank waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start, run, interrupt and stop a notebook's worker processes, with time limits for waiting."""
+"""Start, run, interrupt and stop a notebook's worker processes; limits on start and stop."""
 
 from __future__ import annotations
 

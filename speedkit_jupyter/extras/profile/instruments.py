@@ -1,6 +1,6 @@
-"""A stopwatch that times one part of the step at any moment, and patches that switch the part.
+"""A stopwatch for the parts of a step, patches that switch the part, a timer that samples lines.
 
-Nothing is traced: patches report the parts, which are few and long, and a timer samples lines.
+Nothing is traced: patches report the parts, which are few and long.
 """
 
 from __future__ import annotations

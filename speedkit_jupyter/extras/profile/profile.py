@@ -31,7 +31,7 @@ NOTE = (
     "down; a backward pass counts for its module."
 )
 # If a profiled call takes over this many times as long as a plain call, additional calls record
-# whole parts only. Below, the shares of both kinds of calls agreed within noise.
+# whole parts only. Below this ratio, such calls gave the same shares within noise.
 COSTLY = 1.05
 # Largest ratio of a part's share to the part's share of the samples, so that a single sample does
 # not assign all of the part's time to one line.
@@ -369,7 +369,7 @@ def _costs_tables(profile: Profile) -> list[Any]:
         return [(len(roots) == 1 and cost.name.partition(".")[2]) or cost.name, cost.kind]
 
     def operator(cost: Cost) -> list[str]:
-        """Return a short name: `linear` for `aten::linear`, `AdamW.step` for torch's label."""
+        """Shorten `aten::linear` to `linear`, `Optimizer.step#AdamW.step` to `AdamW.step`."""
         name = cost.name.rpartition("#")[2].removeprefix("aten::")
         return ["DataLoader" if cost.name.startswith("enumerate(DataLoader)") else name]
 

@@ -1,4 +1,4 @@
-"""`rollout()`, which applies an operator to its own result many times, and its report."""
+"""`rollout()`, which applies an operator to its own result many times; its checks and report."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class BackgroundRun:
 
 
 def later_in_main_thread(call: Callable[[], object]) -> bool:
-    """Return False in the main thread; else have the main thread run `call` once it is idle.
+    """Return True if the main thread will run `call` later; False there or without a kernel.
 
     JupyterLab 4.5 and later send clicks to another thread, which also runs during a cell.
     """

@@ -11,14 +11,9 @@ from contextlib import contextmanager
 import torch
 
 from speedkit_jupyter.catalog.facts.model import attribute
-from speedkit_jupyter.extras.advise.advice import Gain, Opportunity, Subject, amdahl, without
-from speedkit_jupyter.extras.advise.situation import (
-    FunctionCode,
-    ObservedModelCall,
-    Situation,
-    dotted,
-    is_called,
-)
+from speedkit_jupyter.extras.advise import situation
+from speedkit_jupyter.extras.advise.advice import EXACT, Gain, Opportunity, Subject, amdahl, without
+from speedkit_jupyter.extras.advise.situation import FunctionCode, Situation
 from speedkit_jupyter.extras.data.batch_sizes import free_bytes
 from speedkit_jupyter.support.source_lines import place
 from speedkit_jupyter.support.units import count, share, size
@@ -27,7 +22,7 @@ from speedkit_jupyter.torchglue.private import SOFTMAX
 
 def one_by_one(seen: Situation) -> Iterator[Opportunity]:
     """Find a model that is called sample by sample; time it with many samples at once."""
-    groups = defaultdict[tuple[int, int], list[ObservedModelCall]](list)
+    groups = defaultdict[tuple[int, int], list[situation.ObservedModelCall]](list)
     for call in seen.calls:
         groups[id(call.module), call.step].append(call)
     calls = max(groups.values(), key=len, default=[])
@@ -56,9 +51,7 @@ def one_by_one(seen: Situation) -> Iterator[Opportunity]:
         f"rows is {times:.1f} times as fast; the loop: {share(around)} of the step",
         Gain(amdahl(seen.computing, max(times * 0.5, 1.05)).low, amdahl(around, times * 2.0).low),
         f"{called}(torch.stack(rows)) instead of the loop",
-        "batch norm in training sees the whole batch"
-        if at_hand
-        else "only if no row depends on an earlier call's result (as in text generation)",
+        EXACT if at_hand else "only if no row depends on an earlier call's result",
     )
 
 
@@ -94,7 +87,7 @@ def anomaly_mode(seen: Situation) -> Iterator[Opportunity]:
 def graph_kept(seen: Situation) -> Iterator[Opportunity]:
     """Find `total += loss`, `losses.append(loss)`: the graphs of all steps stay in memory."""
     for code in seen.observed.code:
-        called = (dotted(call.func) for call in code.nodes(ast.Call))
+        called = (situation.dotted(call.func) for call in code.nodes(ast.Call))
         losses = {one.removesuffix(".backward") for one in called if one.endswith(".backward")}
         for node in code.nodes(ast.AugAssign, ast.Call):
             keeper, kept = _kept(node, losses)
@@ -118,20 +111,20 @@ def _begins_anew(seen: Situation, code: FunctionCode, node: ast.AST, keeper: str
     around += (one for one in code.nodes(ast.For, ast.While) if node in ast.walk(one))
     inside = (one for tree in around for one in FunctionCode(code.code, tree).nodes(ast.Assign))
     names = (name for one in inside for target in one.targets for name in ast.walk(target))
-    return any(dotted(name) == keeper for name in names)
+    return any(situation.dotted(name) == keeper for name in names)
 
 
 def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
     """Return the names of a sum or list, and of the loss kept with its graph (empty if none)."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
-        keeper, value = dotted(node.target), node.value
-    elif isinstance(node, ast.Call) and is_called(node, "append") and len(node.args) == 1:
-        keeper, value = dotted(node.func).removesuffix(".append"), node.args[0]
+        keeper, value = situation.dotted(node.target), node.value
+    elif isinstance(node, ast.Call) and situation.is_called(node, "append") and len(node.args) == 1:
+        keeper, value = situation.dotted(node.func).removesuffix(".append"), node.args[0]
     else:
         return "", ""
     inside = [*ast.walk(value)]
     plain = ("item", "detach", "float", "tolist", "numpy", "int", "len")
-    is_plain = any(is_called(one, *plain) for one in inside)
+    is_plain = any(situation.is_called(one, *plain) for one in inside)
     if is_plain or keeper in losses:  # `keeper` may be a loss that sums parts
         return keeper, ""
     return keeper, min({one.id for one in inside if isinstance(one, ast.Name)} & losses, default="")
@@ -272,8 +265,8 @@ def attention_by_hand(seen: Situation) -> Iterator[Opportunity]:
     taken = min(seen.operators(SOFTMAX, *(f"aten::{name}" for name in names)), 0.9)
     for code in seen.observed.code if taken >= 0.05 else ():
         calls = [*code.nodes(ast.Call)]
-        softmax = next((call for call in calls if is_called(call, "softmax")), None)
-        products = sum(is_called(call, "matmul", "bmm", "einsum") for call in calls)
+        softmax = next((call for call in calls if situation.is_called(call, "softmax")), None)
+        products = sum(situation.is_called(call, "matmul", "bmm", "einsum") for call in calls)
         products += sum(isinstance(node.op, ast.MatMult) for node in code.nodes(ast.BinOp))
         if softmax is None or products < 2:
             continue
