@@ -24,7 +24,7 @@ SWITCH_S, UNKNOWN_LOSS = 3e-4, 0.05
 # A race may cost the share `overhead` of the time so far. In advance it may cost this share of the
 # expected rest (at most AHEAD times the time so far), up to one step plus AHEAD_S seconds. While it
 # saves for an examination, a later plan's duel may cost MEANWHILE times the examination's seconds.
-AHEAD, AHEAD_S, MEANWHILE = 4.0, 0.01, 0.25
+AHEAD, AHEAD_S, MEANWHILE = 20.0, 0.01, 0.25
 # Number of recent steps, by plan and kind of batch, with which later steps are compared.
 KEPT_STEPS = 64
 
