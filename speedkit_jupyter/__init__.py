@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.catalog.facts.model import Facts as Facts
     from speedkit_jupyter.codegen.forms import code as code
     from speedkit_jupyter.extras.advise.advisor import advise as advise
+    from speedkit_jupyter.extras.auto.auto import auto as auto
     from speedkit_jupyter.extras.check.api import check as check
     from speedkit_jupyter.extras.data.batch_sizes import batch_sizes as batch_sizes
     from speedkit_jupyter.extras.data.bucketed import bucketed as bucketed

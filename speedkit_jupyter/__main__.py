@@ -14,7 +14,7 @@ USAGE = "usage: python -m speedkit_jupyter run [-m MODULE | SCRIPT.py] [ARGUMENT
 
 
 def main() -> int:
-    """Run the script or module in sys.argv; return 1 after an error, 2 for wrong usage, else 0."""
+    """Run sys.argv's script or module; return 0, 1 on an error, or 2 for wrong usage or no file."""
     is_module = sys.argv[2:3] == ["-m"]
     if sys.argv[1:2] != ["run"] or len(sys.argv) < 3 + is_module:
         print(USAGE, file=sys.stderr)

@@ -39,7 +39,7 @@ CATALOG: list[Optimization] = [
 
 
 def add(entry: Optimization) -> None:
-    """Insert `entry` into CATALOG in front of the entry named `entry.before`, or at the end."""
+    """Insert `entry` into CATALOG in front of the entry `entry.before`, else at the end."""
     names = [one.name for one in CATALOG]
     CATALOG.insert(names.index(entry.before) if entry.before in names else len(names), entry)
 

@@ -154,7 +154,7 @@ def note_views(target: Target) -> None:
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
-    """Return one convolution per weight in unshared memory; outside of benchmarks, note views."""
+    """Return a convolution per weight that shares no memory; outside of benchmarks, note views."""
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))

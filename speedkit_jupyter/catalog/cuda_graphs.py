@@ -35,7 +35,7 @@ AGAIN = "a later call has overwritten this backward pass's inputs: leave cuda_gr
 
 
 class CudaGraphs(Optimization):
-    """Record the first call that repeats earlier input shapes; later such calls replay it."""
+    """Record a call that repeats earlier input shapes; later calls with these shapes replay it."""
 
     name = "cuda_graphs"
     variable = None

@@ -57,7 +57,7 @@ class FusedOptimizer(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Switch optimizers with a fused kernel in the block; new ones before their first step."""
+        """Switch passed optimizers that have fused kernels in the block; new ones before a step."""
         memo, notes, model = target.memo, target.notes, weakref.ref(target.model)
         if memo.preexisting is None:  # when first applied
             memo.preexisting = weakref.WeakSet(target.live_optimizers())

@@ -84,11 +84,11 @@ def _obstacle(facts: Facts) -> str:
 class Unrecorded(Call):
     """Calls without autograd; a backward pass repeats its call with autograd.
 
-    Calls use autograd as usual in training mode, for inputs that require gradients, and with hooks.
-    They also use it until one changes no state, draws no random numbers and uses no other tensors.
+    Calls use autograd as usual in training mode, for inputs that require gradients, with hooks, and
+    until `_recorded` finds a call without side effects, random numbers and other trained tensors.
     """
 
-    # Ids of parameters that require gradients, the results' structure, and their `requires_grad`.
+    # Ids of parameters that require gradients; the results' structure, and each `requires_grad`.
     known: tuple[list[int], Any, list[bool]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

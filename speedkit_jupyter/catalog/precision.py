@@ -148,7 +148,7 @@ class Precision(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function that creates the plan's autocast; requested fp32 disables autocast."""
+        """Return a function that creates autocast; for fp32, disabled if requested, or a no-op."""
         parameter = next(target.model.parameters(), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
@@ -260,7 +260,7 @@ class Lowered(Call):
                 return self.below(*args, **kwargs)
             with torch.autocast(*self._block):
                 return converted(self.below(*args, **kwargs), self._in_float32)
-        # A checkpoint recomputes in the backward pass, and restores the forward pass's autocast.
+        # In a recomputation, a part follows the autocast that the checkpoint restores.
         follows = self._is_part and not self._acted and current_node() is not None
         if self._inside.model or not self.acts() or follows:
             return self.below(*args, **kwargs)

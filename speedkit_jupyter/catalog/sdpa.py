@@ -76,7 +76,7 @@ class Sdpa(Optimization):
         }
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Return the context manager, after a CUDA attention call: the first resets the order."""
+        """Return the context manager; on CUDA call attention, whose first call resets the order."""
         parameter = None if target.model is None else next(target.model.parameters(), None)
         if parameter is not None and parameter.device.type == "cuda":
             one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)
@@ -99,7 +99,7 @@ class Sdpa(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function that creates `ctx.sdpa()`'s context manager for the chosen kernel."""
+        """Return a function that creates `ctx.sdpa()`'s context manager; for `auto`, a no-op."""
         return nullcontext if decision.value == "auto" else partial(self.switched, decision, target)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

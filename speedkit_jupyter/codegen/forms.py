@@ -98,7 +98,7 @@ def code(
 def as_of_now(
     context: SpeedContext, wanted: Optimizers = ()
 ) -> tuple[Plan, list[torch.optim.Optimizer]]:
-    """Return a context's plan for the `wanted` (default: all known) optimizers, and these."""
+    """Return a context's plan for `wanted` (default: all known) optimizers, and the optimizers."""
     made, own = context.plan, list(context.target.optimizers)
     readings = dict(context.facts_of) | dict(context.target.memo.met_later)
     given = wanted.values() if isinstance(wanted, Mapping) else wanted

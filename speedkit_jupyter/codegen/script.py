@@ -57,7 +57,7 @@ class ModelCall:
 
     inputs: str = ONE
     own_loss: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()  # expressions of parts that the model's other methods may call
+    parts: tuple[str, ...] = ()  # expressions of parts that methods other than `forward` call
 
     @property
     def given(self) -> str:
@@ -175,7 +175,7 @@ class Script:
         return [part for line in lines for part in comment(line)]
 
     def beginning(self) -> Block:
-        """Return the line that assigns the user's objects to script variables of other names."""
+        """Return a line, if needed, that assigns the user's objects to the script's variables."""
         changed = [pair for pair in self._words().items() if pair[0] != pair[1]]
         return [" = ".join(map(", ".join, zip(*changed, strict=True)))] if changed else []
 

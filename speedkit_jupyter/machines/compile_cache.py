@@ -231,7 +231,7 @@ def joined(kernels: Iterable[str]) -> str:
 
 
 def build(kernels: Sequence[str]) -> Callable[[], list[Any]]:
-    """Return a function that loads and returns the kernels; any compile threads start now."""
+    """Return a function that loads and returns kernels; compile threads, if any, start at once."""
     load = torch_private.kernel_library(joined(kernels))
 
     def functions() -> list[Any]:

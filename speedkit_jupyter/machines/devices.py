@@ -47,7 +47,7 @@ class Kind:
         return bool((getattr(self.module, "is_initialized", None) or self.module.is_available)())
 
     def allocated_bytes(self, device: torch.device | None = None) -> int:
-        """Return the bytes of tensors on a device of this kind, by default on all of them."""
+        """Return the bytes of tensors on a device of this kind (default: on all its devices)."""
         if hasattr(self.module, "memory_allocated"):
             every = range(self.module.device_count()) if device is None else [device]
             return sum(int(self.module.memory_allocated(one)) for one in every)
@@ -61,7 +61,7 @@ class Kind:
         return int(self.module.mem_get_info(device)[0]) + int(cached)
 
     def peak_bytes(self, step: Callable[[], object], device: torch.device) -> int | None:
-        """Clear torch's cache, run a step, and return the peak of its added bytes; None on MPS."""
+        """Run a step with torch's cache cleared; return the peak of bytes it added (MPS: None)."""
         if not hasattr(self.module, "max_memory_allocated"):
             step()
             return None

@@ -151,7 +151,7 @@ def attribute(owner: Any, name: str, *values: Any) -> Flag:
 
 
 def all_flags() -> dict[str, Flag]:
-    """Return all flags of torch's loaded modules, except for `fp32_precision`'s."""
+    """Return all flags but `fp32_precision`'s; flags torch lacks or hasn't loaded are left out."""
     import torch
 
     table = {  # no optimization sets these, but decisions or results depend on them

@@ -174,7 +174,7 @@ def find_loader(names: Space, name: str | None) -> Any:
 
 
 def check_result_name(name: str | None, names: Space) -> None:
-    """Raise UsageError if the result can't be stored under this name."""
+    """Raise UsageError for an invalid variable name, or one that holds a model or optimizer."""
     if name is None:
         return
     if not name.isidentifier() or iskeyword(name) or hasattr(builtins, name):
@@ -224,7 +224,7 @@ def plans_of(names: Space, name: str | None) -> dict[str, Plan]:
 
 
 def proven_config(models: Sequence[Any], optimizers: Sequence[Any]) -> SpeedConfig | None:
-    """Return the config proven in this process or learned earlier; None without such a plan.
+    """Return the config proven in this process or learned earlier; None if neither exists.
 
     Shows a note if the store can't be read. Raises ConfigError for an invalid SPEEDKIT_HARDWARE.
     """

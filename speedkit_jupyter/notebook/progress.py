@@ -34,9 +34,9 @@ def measured(
     value_of: Callable[[Any], Any] = lambda result: result,
     is_quiet: bool = False,
 ) -> Any:
-    """Run an engine, show and return the result; assign `value_of(result)` to `variable`.
+    """Run an engine, return its result, show it unless `is_quiet`, and assign it to `variable`.
 
-    Ctrl-C shows and assigns the results so far, even if `is_quiet`, and raises KeyboardInterrupt.
+    The value is `value_of(result)`. Ctrl-C shows results so far, even if quiet, then propagates.
     """
     check_result_name(variable, names)
     output, shown, was_stopped = LiveOutput(Document(title)), None, False
@@ -126,7 +126,7 @@ class LiveOutput:
                 counting.join()
 
     def end(self, result: Document | None) -> None:
-        """Replace the progress with the result or nothing; without progress, display the result."""
+        """Replace the live display with the result or nothing; without it, display the result."""
         if self._handle is not None:
             self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)
         elif result is not None:

@@ -139,7 +139,7 @@ class Preview:
 
     @property
     def pending(self) -> bool:
-        """Return whether the previewed plan differs from the newest applied plan."""
+        """Return whether the plan's active values differ from the newest context's (or none)."""
         active = {} if self.applied is None else self.applied.plan.active_values()
         return self.plan.active_values() != active
 
@@ -176,7 +176,7 @@ def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, d
 
 
 def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
-    """Return the library whose trainer runs the model's loop; empty for the user's own loop.
+    """Return the library whose trainer runs the model's loop, by model and `names`; else "".
 
     Lightning trains a LightningModule and its parts; transformers trains the model of a Trainer.
     """

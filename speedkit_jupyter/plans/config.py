@@ -92,9 +92,9 @@ class SpeedConfig(FromCatalog):
     @classmethod
     @hide_internal_frames
     def from_yaml(cls, path: str | os.PathLike[str]) -> SpeedConfig:
-        """Read a YAML file with the safe loader. Raises ConfigError, which lists every mistake.
+        """Return the config in a YAML file. Raises ConfigError, which lists every mistake.
 
-        An empty file gives the config `SpeedConfig()`.
+        The safe loader reads the file. An empty file gives the config `SpeedConfig()`.
         """
         name = str(arguments.path("path", path))
         try:
@@ -150,7 +150,7 @@ class SpeedConfig(FromCatalog):
             value = {key: part for key, part in given.items() if part is not None}
         values[name] = value
         twin = SpeedConfig(Origin("the panel", {*self._firm, name}), **values)
-        return twin.alone() if self._alone else twin
+        return twin.alone(self._left) if self._alone else twin
 
     def word(self, path: str) -> str:
         """Return the value of an option or field as a word: `true`, `bf16`, `2`."""
@@ -185,7 +185,7 @@ class SpeedConfig(FromCatalog):
 
 
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
-    """Return the value of a word from a shell or the environment; up to 18 digits become an int.
+    """Return the value of a word: a bool, an int (up to 18 digits), or the word in lower case.
 
     1, true, on or yes is True if "true" is `allowed`; 0, false, off or no is False if "false" is.
     """
@@ -202,7 +202,7 @@ def _prepared(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return values by option, overridden by environment variables, and the variables used.
 
-    Unknown variables cause warnings, and mistakes go to `problems`; `origin.firm` has precedence.
+    Variables don't override `origin.firm`. Unknown ones cause warnings; mistakes go to `problems`.
     """
     known: dict[str, Any] = {}
     for key, value in values.items():

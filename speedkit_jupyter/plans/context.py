@@ -7,7 +7,7 @@ the contexts of this process.
 | --- | --- | --- |
 | planned | `SpeedContext(model, config)` | `put_in_force` |
 | in force | `put_in_force`, `show`, `restore` of a newer plan | `hide`, `restore` |
-| hidden | `hide`: by a newer plan or a measurement | `show`, `restore` (or a newer plan's) |
+| hidden | `hide`: by a newer plan or a measurement | `show`, `restore` of it or a newer plan |
 | measured | the block `MeasuredContext.in_force` | the end of the block |
 | restored | `restore`, `roll_back`, `abandon`, newer plans, deletion of the model | never |
 """
@@ -77,8 +77,7 @@ class ReusableContext(ContextDecorator):
 class SpeedContext:
     """An applied plan. In a `with` statement, the plan is undone at the end of the block.
 
-    `apply_speedups` returns the context, which keeps neither model nor optimizers alive. The plan
-    ends when the model is deleted; `model` is None then.
+    The context keeps neither model nor optimizers alive. The plan ends when the model is deleted.
 
     Attributes:
         plan: The decisions, with their reasons and later results.
@@ -144,16 +143,16 @@ class SpeedContext:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Return the flags that the user changed under the plan; undoing the plan keeps them."""
+        """Return names of flags that the user changed under the plan and that undoing it kept."""
         return tuple(dict.fromkeys(self.target.kept))
 
     def changes(self) -> tuple[Change, ...]:
-        """Return the changes of flags, and of the state of model and optimizers, since `before`."""
+        """Return changes of flags, model and optimizers since `before`; none without the model."""
         now = self.before if self.model is None else observed(self.target)
         return flags.diff(self.before, now)
 
     def adopt_compiled(self, other: SpeedContext) -> None:
-        """Use the compiled code of `other`, a context of this model; this plan must be hidden."""
+        """Use compiled code, if any, of this model's context `other`; this plan must be hidden."""
         if other.target.memo.compiled_call is not None:
             self.target.memo.compiled_call = other.target.memo.compiled_call
 
@@ -166,10 +165,7 @@ class SpeedContext:
         return next((one.device for one in parameters if not one.is_meta), torch.device("cpu"))
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context manager for the forward pass: the plan's autocast.
-
-        The context manager does nothing while the plan is not in force.
-        """
+        """Return a context manager for the forward pass: autocast if the plan is in force."""
         return self._autocast_block
 
     def sdpa(self) -> AbstractContextManager[Any]:
@@ -207,7 +203,7 @@ class SpeedContext:
 
     @property
     def _acting(self) -> SpeedContext:
-        """Return the context measured on this model, else on one in this thread, else self."""
+        """Return the context measured on this model, else on any in this thread, else `self`."""
         here, own = threading.get_ident(), MEASURED.get(self._key)
         others = (context for thread, context in MEASURED.values() if thread == here)
         acting: SpeedContext = own[1] if own else next(others, self)
@@ -239,11 +235,15 @@ class SpeedContext:
 
     def roll_back(self) -> None:
         """Undo `put_in_force`, even an interrupted one, and put the earlier plan in force."""
-        self._entered = True
+        self._entered = True  # so that `restore` reapplies the earlier plan
         self.restore()
 
     def restore(self) -> None:
-        """Undo the plan, keep trained values; reapply an earlier plan if either used `with`."""
+        """Undo the plan; keep trained values. Do nothing if restored or if the model is deleted.
+
+        If this plan is the newest, an earlier plan is reapplied: the previous plan if this context
+        was used in `with`, else the newest plan whose `with` block is still running.
+        """
         model = self.model
         if self.restored or model is None:
             return
@@ -261,7 +261,7 @@ class SpeedContext:
         CHANGES.tell(model)
 
     def _apply(self, observe: bool = True) -> None:
-        """Put the plan on the model; if `observe`, first record the state in `before`."""
+        """Apply the plan; decline parts without effect. If `observe`, first record `before`."""
         with self.target.searched_once(), ExitStack() as stack:
             plan, target = self.own_plan, self.target
             if observe:
@@ -281,7 +281,7 @@ class SpeedContext:
                 stack.close()
 
     def _remove(self) -> None:
-        """Remove the context from the registry, mark it as restored, and drop compiled code."""
+        """Unregister the context, mark it as restored, drop its compiled code and other caches."""
         self.restored = True
         others = [other for other in APPLIED.pop(self._key, ()) if other is not self]
         if others:
@@ -369,7 +369,7 @@ def restore_all() -> int:
 
 
 def _remove_unreachable(contexts: Sequence[SpeedContext]) -> None:
-    """Remove the newest contexts, down to a context whose `with` block is still running."""
+    """Remove the newest of `contexts`, down to one whose `with` block is still running."""
     for context in takewhile(lambda context: not context._entered, reversed(contexts)):
         context._remove()
 

@@ -40,9 +40,9 @@ def _word(names: Mapping[str, Any], context: SpeedContext) -> str:
 
 
 def assign(names: MutableMapping[str, Any] | None, name: str, context: SpeedContext) -> str:
-    """Assign a context to a variable of the notebook, if any, and return the variable's name.
+    """Assign a context to a free variable in `names`, if given; return the variable's name.
 
-    The variable is `ctx`; if `ctx` is taken, `ctx_net` for `net`, then `ctx_net_2` and so on.
+    The first free of `ctx`, `ctx_net` (if the model's `name` is `net`), `ctx_net_2` … is used.
     """
     model, own = context.model, "_".join([CTX, *re.findall(r"\w+", name)])
     space = {} if names is None else names

@@ -68,7 +68,7 @@ class Plan:
         return replace(self, decisions=tuple(made))
 
     def without(self, reasons: Mapping[str, str]) -> Plan:
-        """Return the plan with declined switches (by `reasons`): applying them changed nothing."""
+        """Return the plan with the decisions in `reasons` (by name) declined, for these reasons."""
         made = (
             replace(d, value=False, rule=reasons[d.name], active=False, declined=True,
                     asked=False, measured="", hint="")
@@ -107,7 +107,7 @@ class Plan:
         return {name: active[name] for name in active if named(name).effect is Effect.CHANGES_MODEL}
 
     def to_config(self) -> SpeedConfig:
-        """Return a config of the requested and the active values; other options stay unchanged."""
+        """Return a config of the active and other requested values; the rest stays unchanged."""
         return SpeedConfig.from_dict(self.config.to_dict() | self.active_values()).alone()
 
     def to_yaml(self) -> str:
@@ -177,7 +177,7 @@ def precision_of(plan: Plan) -> str:
 
 
 def together(plans: Sequence[Plan]) -> Plan:
-    """Return one plan for a step with several models: an active decision takes precedence."""
+    """Return one plan for several models; active decisions come first, declined ones last."""
     ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)  # trained models first
     decisions = [
         min(of_each, key=lambda decision: (not decision.active, decision.declined))

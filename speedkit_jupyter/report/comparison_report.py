@@ -96,7 +96,7 @@ def comparison_table(comparison: Comparison) -> elements.Table:
     for record in comparison.records:
         gain, memory = comparison.ratio(record), record.memory
         if gain is not None and (not gain.is_bounded or record.same_as_baseline):
-            gain = None  # no bounded interval, or an identical plan
+            gain = None  # too uncertain to show, or 1 by definition
         times_s = [] if record.failure else comparison.times_s(record)
         cells = {
             "median": seconds(median(times_s)) if times_s else "",

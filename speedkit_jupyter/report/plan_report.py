@@ -152,7 +152,7 @@ def outcome(decision: Decision, on: tuple[str, Tone] = ON) -> tuple[str, Tone]:
 
 
 def worth_measuring(plan: Plan, found: Tuning | None = None) -> str:
-    """Return a line about values that are worth measuring, or about the result of tuning."""
+    """Return a line about values worth measuring or about tuning's result; empty if none."""
     if found is None:
         offer = f"Worth measuring here: {values_text(plan.worth_measuring)}: `%%speedbench --tune`"
         return offer if plan.worth_measuring else ""

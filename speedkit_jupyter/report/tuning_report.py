@@ -76,7 +76,7 @@ def _plans(tuning: Tuning) -> list[elements.Row]:
 
 
 def _next_steps(tuning: Tuning) -> list[str]:
-    """Return the commands to run next, with the models' expressions if all are known."""
+    """Return the next commands, with the models' expressions if known; none without a plan."""
     models, code = ",".join(tuning.named), [f"code {name}" for name in tuning.named or ("",)]
     lines = {
         f"apply {models}": "applies the plan; with -v NAME, NAME.apply() too",

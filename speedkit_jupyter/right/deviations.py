@@ -97,7 +97,7 @@ def sums(pairs: Sequence[Pair]) -> list[Sums]:
 def _row(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, wide: bool, masked: bool
 ) -> torch.Tensor:
-    """Return sums, in float64 if `wide` and possible; `masked` skips equal non-finite elements."""
+    """Return a pair's sums, in float64 if `wide` and possible; `masked` skips equal inf and NaN."""
     there = next(one for one in (tensor, reference) if one is not None)
     first, second = (torch.zeros_like(there) if x is None else x for x in (tensor, reference))
     if first.is_complex() or second.is_complex():
@@ -126,9 +126,9 @@ def _of_piece(
 
 
 def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
-    """Return gradients' deviations, relative to at least LEFT_OF_ZERO × their root mean square.
+    """Return deviations of gradients or state changes, relative to at least LEFT_OF_ZERO × RMS.
 
-    A gradient that is almost zero in its module is compared with the module's root mean square.
+    A tensor that is almost zero in its module is compared with the module's root mean square.
     """
     mean = total([*parts.values()]).mean
     least = max(LEAST_GRADIENT, LEFT_OF_ZERO * mean) if math.isfinite(mean) else 0.0

@@ -23,8 +23,8 @@ from speedkit_jupyter.right.trace import Key, Look, ObservedDifference, Observed
 DOUBT = 2.0
 # The limit of each kind of tensor: a multiple of the control run's deviation, plus a fixed error,
 # plus a number of roundings, as kernels differ. A ReLU or maximum that rounding switches changed
-# gradients by 2e-2 in fp16; batch statistics of 8 samples changed by 4e-2. Parameters that change
-# outside a compared optimizer step may be Adam's: rounding can reverse Adam's first steps.
+# gradients by 2e-2 in fp16; batch statistics of 8 samples changed by 4e-2. "moved" parameters are
+# changed outside of compared optimizer steps: rounding can reverse Adam's first steps.
 LIMITS = {
     "output": (3.0, 0.0, 2.0),
     "gradient": (8.0, 2e-2, 16.0),
@@ -106,7 +106,7 @@ class StepJudge:
         return self.lowered != "fp32" or most <= 0.02
 
     def note_unlike(self, again: ObservedRun) -> None:
-        """Record values that differ in a second baseline run; floats not in results set `void`."""
+        """Record values that differ in a second baseline run; floats outside results set `void`."""
         for place, row in again.rows.items():
             known = self.own.rows.get(place)
             differs = self._excess(place, row, self.lowered)[0] > 1
@@ -152,10 +152,11 @@ class StepJudge:
         return Accuracy("not checked", why, **numbers)
 
     def accuracy_of_other_model(self, run: ObservedRun, precision: str) -> Accuracy:
-        """Return the Accuracy of a plan that changes the model; "wrong" if broken or untrained."""
+        """Judge a changed model: "wrong" if broken or untrained, "not checked" or "other model"."""
         if self.void:
             return Accuracy("not checked", self.void)
-        if fault := self._broken(run, self.judged_in(precision), other=True):
+        precision = self.judged_in(precision)
+        if fault := self._broken(run, precision, other=True):
             return fault
         known = [(name, row, row.error) for (_, name), row in run.rows.items() if row.error]
         for name, row, error in known:
@@ -166,7 +167,7 @@ class StepJudge:
         return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
     def _worst(self, run: ObservedRun, precision: str, least: int = 0) -> tuple[float, str]:
-        """Return the largest deviation ÷ limit, and its text, of values of size `least` or more."""
+        """Return the worst deviation ÷ limit, with text; skip `unlike`, and sizes below `least`."""
         worst = (0.0, "")
         for place, row in run.rows.items():
             times, words = self._excess(place, row, precision)
@@ -205,7 +206,7 @@ class StepJudge:
         return found
 
     def _broken(self, run: ObservedRun, precision: str, other: bool = False) -> Accuracy | None:
-        """Return the verdict on wrong shapes, dtypes or step counts, or non-finite values, or None.
+        """Return a verdict if shapes, dtypes or steps differ, or values aren't finite; else None.
 
         If a plan changes the model (`other`), weights may have other shapes, results other dtypes.
         """

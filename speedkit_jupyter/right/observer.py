@@ -94,7 +94,7 @@ class Observer(Watcher):
         # The comparisons that are still possible.
         self._led = self.kind.led  # False once a closure computes gradients
         self._is_fresh = False  # True if new gradients have not been compared yet
-        self._is_free = False  # True if an optimizer made more than FOLLOWED steps
+        self._is_free = False  # True if an optimizer began more than FOLLOWED steps
         self._drifts = False  # True if gradients that were not replaced may have moved parameters
         self._steps_taken = Counter[int]()  # by optimizer
         self._stepped = set[str]()  # parameters changed by optimizers in this call
@@ -134,7 +134,7 @@ class Observer(Watcher):
         is_compared = self._calls <= 8 or not self._calls & (self._calls - 1)
         if self._is_free or self.run.diverged or not is_compared:
             return
-        # Other integer inputs are tokens that the step fed back; masks and positions don't count.
+        # Integer inputs that differ are tokens that the step fed back, unlike masks and positions.
         named = {name: value for name, value in kwargs.items() if not MASKS.search(name)}
         given = {n: v for n, v in leaves([args, named]).items() if is_exact(v)}
         self.run.diverged = any(row.count or not row.fits for row in self._look("given", given))

@@ -134,7 +134,7 @@ def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
     given, name = private.tree_leaves((args, kwargs)), _name_of(operation)
     dtypes = {value.dtype for value in given if isinstance(value, torch.Tensor)}
     is_mixed = dtypes & {torch.float64, torch.complex128} and dtypes & WIDER.keys()
-    # A GradScaler's kernels need the scale in float32.
+    # A GradScaler's kernels need the scale in float32; `copy_` converts by itself.
     if not is_mixed or name.startswith(private.GRAD_SCALER) or name == "copy_":
         return operation(*args, **kwargs)
     copies = {id(value): _wide(value) for value in given}
@@ -189,7 +189,7 @@ def draws_inside(name: str) -> bool:
 
 
 def _drawn(operation: Any, args: Any, kwargs: Any) -> Any:
-    """Return the operation's result on float32 copies, in the requested dtype."""
+    """Return the operation's result on float32 copies, in the requested or the operands' dtype."""
     floats = [v for v in args if isinstance(v, torch.Tensor) and v.is_floating_point()]
     asked = kwargs.get("dtype") or (floats[0].dtype if floats else None)
     if kwargs.get("dtype") is not None and kwargs["dtype"].is_floating_point:
@@ -297,7 +297,7 @@ class _Rounding:
         return result
 
     def _is_low(self, name: str, args: Any) -> bool:
-        """Return whether the result is lowered: if all operands are or, in fp32, if any exist."""
+        """Return whether the result is lowered: if all operands are or, in fp32, if it has any."""
         tensors = [tensor for tensor in _tensors(args) if tensor.dim() or tensor.numel() > 1]
         if any(part in name for part in BY_FIRST_OPERAND):
             tensors = tensors[:1]

@@ -43,7 +43,7 @@ class Benchmark:
 
     `budget_s` are the seconds for everything but compiling and `accuracy`; by default 10, or more
     if a step is long. Benchmarks of a search share a `pool`, and use a part of the budget `within`.
-    A variant whose 99th percentile is above `at_most_s` seconds can't win. Raises StepError.
+    Variants with a 99th percentile above `at_most_s` can't win. Raises StepError for unfit steps.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Benchmark:
         return any(record.times_s for record in self._records)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield after every block. Without a given pool, put the state back at the end."""
+        """Measure; yield progress. Unless a pool was given, put the state back at the end."""
         policy, is_whole = self._policy, self._pool is None
         with ExitStack() as stack:
             # 1. Unless a pool is given, copy the user's state, and put it back at the end.
@@ -140,7 +140,7 @@ class Benchmark:
             yield from self._ask_accuracy(working(runners)[1:], guard.state)
 
     def _ask_accuracy(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
-        """Record the user's accuracy under each variant; its time is excluded from the budget."""
+        """Record the user's accuracy or its error by variant; exclude the time from the budget."""
         if (named := self._accuracy) is None:
             return
         for runner in runners:
@@ -217,7 +217,7 @@ class NamedAccuracy:
 
 
 def named_accuracy(function: Any, name: str = "") -> NamedAccuracy | None:
-    """Return an accuracy function with its name; None for None. Other objects raise StepError."""
+    """Return a function with `name` or its own; None for None. Raises StepError if not callable."""
     if function is None:
         return None
     if not callable(function):

@@ -206,7 +206,7 @@ class Comparison(Shown):
         return max(gains, key=lambda gain: gain[0], default=(0.0, None))[1]
 
     def ratio(self, record: Record) -> statistics.Ratio | None:
-        """Return the baseline's time ÷ the variant's time; None if unknown, or for the baseline."""
+        """Return baseline time ÷ variant time: 1 for equal plans; None for baseline or unknown."""
         if record.same_as_baseline:
             return statistics.Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
         if record is self.baseline or record.failure:
@@ -239,7 +239,7 @@ class Comparison(Shown):
         return held_up([(one.times_s, one.waited_s) for one in self.records], "rounds")
 
     def verdict(self, record: Record) -> statistics.Word:
-        """Return the word for a record: its failure or wrong accuracy, else its ratio's verdict.
+        """Return the word for a record: its failure, "wrong", "baseline", or its ratio's verdict.
 
         Other models, variants above `at_most_s`, and unchecked variants are not called faster.
         """

@@ -196,7 +196,7 @@ def working(runners: Sequence[Runner]) -> list[Runner]:
 
 
 def warm(runners: Sequence[Runner]) -> list[Runner]:
-    """Return the runners that can be timed."""
+    """Return the working runners with a warm state, from which they can be timed."""
     return [runner for runner in working(runners) if runner.warm is not None]
 
 

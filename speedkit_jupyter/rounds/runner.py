@@ -102,7 +102,7 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """Run one step and return its result; with `rewind`, on the same data as every other step.
 
-        The first call sets `facts.asked`. Raises StepError if data ends, or for unrun code.
+        The first call sets `facts.asked` and refuses unrun results. Raises StepError if data ends.
         """
         if rewind:
             self.step.rewind()
@@ -117,7 +117,7 @@ class Runner:
         return result
 
     def timed(self) -> float:
-        """Run a step, from the warm state if later calls fail or do less; return the seconds."""
+        """Time a step, from `warm` if `repeats.afresh`; return the seconds; set `has_settled`."""
         if self.facts.repeats.afresh and self.warm is not None:
             self.warm.restore()
         before, is_kept = heap.fresh_bytes(), heap.is_kept()

@@ -102,7 +102,7 @@ def least_s(runners: Sequence[Runner], policy: Policy) -> float:
 
 
 def too_short(budget: Budget, runners: Sequence[Runner], policy: Policy) -> bool:
-    """Return whether `budget` is too short for the fewest rounds and the checks of all runners."""
+    """Return whether `budget` can't cover the fewest rounds and all checks; False if minimal."""
     needed_s = least_s(runners, policy) + checks_s(runners, policy)
     return not budget.is_minimal and needed_s > budget.left_s
 
@@ -201,7 +201,7 @@ class Sampler:
         return self._budget.allows(max(self._blocks_s.get(id(runner), [first_s])))
 
     def _block_or_failure(self, runner: Runner) -> Block:
-        """Time a block from the runner's warm state; record an error as the variant's failure.
+        """Return a block timed from the warm state; for an error, record the failure, return None.
 
         If later steps fail or do less, each starts from the warm state. Baseline errors are raised.
         """
@@ -229,7 +229,7 @@ class Sampler:
             blocks_s.append(self._budget.spent_s - begun)
 
     def _block(self, runner: Runner) -> Block:
-        """Time a block after its lead-in; return None if an update is skipped or code compiles."""
+        """Return a block timed after its lead-in; None if an update is skipped or code compiles."""
         assert runner.warm is not None
         usual_s, counted = self._steps * runner.step_s, runner.record.compilations.counted()
         with self._budget.compiling_excluded(usual_s), runner.applied(), counted:

@@ -55,14 +55,14 @@ class Candidate:
         return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:
-        """Return the plan with a change added, and without parts that conflict with the change."""
+        """Return the plan with a part (`single`) added, without parts that conflict with it."""
         (name,) = single.values
         excluded = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
         excluded |= {one for one in self.values if name in optimizations.named(one).excludes}
         return self.without(*excluded) + single
 
     def neighbours(self, singles: Sequence[Candidate]) -> list[Candidate]:
-        """Return variations of the plan: each with a part removed, then each with a change added.
+        """Return variations: the plan without each of its parts, then joined with each new single.
 
         For a compiled plan, also return the neighbours of the plan without compilation.
         """
@@ -72,13 +72,13 @@ class Candidate:
         return near + self.without(*costly).neighbours(singles) if costly else near
 
     def __add__(self, other: Candidate) -> Candidate:
-        """Return the plan with the parts of both; the other plan's values take precedence."""
+        """Return a plan with the parts of both plans; the other plan's values take precedence."""
         values = {**self.values, **other.values}
         return Candidate({one.name: values[one.name] for one in CATALOG if one.name in values})
 
 
 BASELINE = Candidate({})
-# Compiles the whole model, where the rule would compile only repeated blocks.
+# Compiles the whole model, even if the rule for `scope: auto` chooses the repeated blocks.
 WHOLE = Candidate({"compile": {"enabled": True, "scope": "model"}})
 
 
@@ -87,7 +87,7 @@ def candidates(
 ) -> list[Candidate]:
     """Return the one-part plans with an effect on at least one model, in the catalog's order.
 
-    Optimizations in `keep`, optimizations that change the model, and superseded ones are left out.
+    Optimizations in `keep`, model-changing ones, and ones that a candidate supersedes are left out.
     """
     found: dict[str, Candidate] = {}
     for entry in CATALOG:

@@ -113,17 +113,17 @@ def inputs_of_calls(calls: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 class StepReader(Watcher):
-    """Read the facts of a step from a call that the caller makes inside `watching`."""
+    """Read the facts of a step from the calls that are made inside `watching`."""
 
     def __init__(self, step: Step, hardware: Hardware) -> None:
         self._step, self._hardware, self._trains = step, hardware, False
-        self._inputs: dict[tuple[str, ...], None] = {}  # distinct inputs of model calls, in order
+        self._inputs: dict[tuple[str, ...], None] = {}  # distinct; for several models the first one
         self._decodes = False
         self._autocast: set[str] = set()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record optimizer steps, autocast dtypes and, unless compiled, the models' inputs."""
+        """Record optimizer steps, autocast dtypes, and model calls unless the first is compiled."""
         is_compiled = Facts.read(self._step.models[0]).compiled != "no"
         with (
             optimizer_hooks(self._stepped, ours=self._step.optimizers),
@@ -162,19 +162,19 @@ def find(where: str, task: Task) -> database.Kept | None:
 def newest(
     models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
 ) -> database.Kept | None:
-    """Return the newest plan or None; prefer training plans with optimizers, else inference."""
+    """Return the models' newest plan or None; with optimizers prefer training, else inference."""
     if not database.learned():  # avoids computing a fingerprint
         return None
     with hidden(*models):
         entries = database.learned(setting(models, hardware))
     entries = list(filter(is_usable, entries))
     fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
-    # Inference may gain where training does not, so empty plans of the other kind are ignored.
+    # Inference may gain where training does not, so an empty plan for one is ignored for the other.
     return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
 
 
 def is_usable(learned: database.Kept) -> bool:
-    """Return whether the current engine version found the plan, and all its options exist."""
+    """Return whether the current engine version found the plan, and all its options are valid."""
     with suppress(ConfigError):
         return not learned.is_earlier and config_of(learned) is not None
     return False
@@ -193,7 +193,7 @@ def store(
 
 
 def config_of(learned: database.Kept) -> SpeedConfig:
-    """Return the plan as a config; the reason is its proof: `measured: bf16 1.31× (1.25× to …`."""
+    """Return the plan as a config, with its proof as the reason; an empty plan changes nothing."""
     plan, day = learned.value, learned.saved_at.astimezone().date().isoformat()
     when = f"on {day} ({', '.join(plan['inputs']) or 'inputs unknown'})"
     if not plan["values"]:

@@ -1,4 +1,4 @@
-"""The result of a search (plan, proof, reasons against others), and this process's results."""
+"""The result of a search (plan, proof, reasons against other plans), and this process's results."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Tuning(Shown):
 
     `comparison` is the winner's proof in fresh rounds, which also time rivals and smaller plans.
     `ratio` is the winner's speed-up in any process, unless `where` is " in this process". `unclear`
-    is the reason for a missing answer, `busy` a sentence about delays by other programs. `most` is
-    the highest end of any range, `learned` the winner's stored entry. No model is kept alive.
+    is the reason for a missing answer, `busy` a note on other programs' load. `most` is the highest
+    end of any range, `learned` the winner's entry from an earlier search. No model is kept alive.
     """
 
     REPORT = "speedkit_jupyter.report.tuning_report:tuning_report"
@@ -224,14 +224,14 @@ class Tuning(Shown):
 
 
 def _say(line: str) -> None:
-    """Show a line as a warning; in a notebook as output, where warnings name IPython's files."""
+    """Show a line as a warning; in a notebook as output: warnings there name IPython's files."""
     (messages.warn if notebook() is None else messages.important)(line)
 
 
 class SearchMemory:
     """The results of this process's settled searches for living models, the newest last.
 
-    `listeners` are called after each settled search.
+    `newest` is the last result, settled or not. `listeners` are called after each settled search.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class SearchMemory:
         self._answers, self.newest = list[Tuning](), cast("Tuning | None", None)
 
     def add(self, tuning: Tuning) -> None:
-        """Make a search's result the `newest`; if it is settled, also keep it for its models."""
+        """Make a result the `newest`; if settled, keep it for its models and call the listeners."""
         self.newest = tuning
         if tuning.is_settled:
             self._answers = [one for one in self._answers if one.models] + [tuning]

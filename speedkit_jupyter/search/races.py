@@ -35,7 +35,7 @@ class PlanRace(Policy):
         return self._budget.race_s
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return the baseline and possible leaders; empty if decided, or after six rounds."""
+        """Return the baseline and possible leaders; empty with at most one, or after six rounds."""
         gone = {row.name for row in clearly_slower(racing)}
         staying = [racing[0], *(row for row in racing[1:] if row.name not in gone)]
         is_decided = len(staying) == 1 < len(racing)
@@ -76,7 +76,7 @@ def clearly_slower(records: Sequence[Record]) -> list[Record]:
 def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candidate:
     """Return the plan that leads a race if it may beat the baseline; else return BASELINE.
 
-    A compiled plan must lead the baseline and uncompiled plans by more than the timing error.
+    A compiled plan must be over 1 / MAY_BE_BEST times as fast as the baseline and uncompiled plans.
     """
     gains = {plan.name: TimedPlan.of(comparison, plan).gain() for plan in plans}
     plain = max([1.0, *(gains[plan.name] for plan in plans if not plan.costly)])
@@ -92,7 +92,7 @@ def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
     """Return the plan with the highest gain among the plans whose parts pay off.
 
     If gains differ by less than SAME, the first plan wins, or else the smallest. Parts pay off if
-    the plan leads each plan with a subset of its parts by the other parts' largest `least_gain`.
+    the plan leads each plan with fewer of them by the largest `least_gain` of the missing parts.
     """
 
     def pays(plan: Candidate) -> bool:
@@ -137,7 +137,7 @@ class PlanPart(NamedTuple):
 
 
 def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
-    """Return the measured parts of the plan, each with its ratio."""
+    """Return the parts whose removal was timed, each with the speed-up that it adds to the plan."""
     error = statistics.bonferroni_share(comparison.error, 2 * len(whole.values))
     records = {record.name: record for record in comparison.records if not record.failure}
     after, parts = records.get(whole.name), []
@@ -149,9 +149,9 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
 
 
 def proven_gains(rows: Mapping[str, TimedPlan], checked: bool = True) -> dict[str, float]:
-    """Return the proven speed-up of each plan by name; 0 for plans that must not be chosen.
+    """Return each plan's proven speed-up; 0 if dropped, unproven or, if `checked`, unchecked.
 
-    Plans are compared with the first plan: ratios to the baseline would add the baseline's noise.
+    Plans are compared with a proven first plan: ratios to the baseline add the baseline's noise.
     """
     gains = {name: row.gain(proven=True, checked=checked) for name, row in rows.items()}
     whole = next(iter(rows.values()))
@@ -176,7 +176,7 @@ class Proof(Policy):
     Rivals are dropped once they are clearly slower. A plan without one part is dropped once that
     part is proven or, if steps are long, once the plan is clearly slower. Unclear rivals and parts
     get MOST_UNCLEAR_ROUNDS, and more if they may matter and over UNCLEAR_SHARE of the budget is
-    left. Then the results of plans are checked, the best first, until one plan passes.
+    left. Then proven plans' results are checked, the best first, until one plan passes.
     """
 
     proves, checked, measures_memory = True, 2, False
@@ -189,7 +189,7 @@ class Proof(Policy):
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """Return the records without clearly slower rivals; empty if the proof is over.
 
-        A planned test also drops plans that lack a proven part, and a whole plan without a gain.
+        Planned tests also drop plans that lack a proven part, and the first plan if it has no gain.
         """
         if self._is_over(racing, comparison):
             return ()
@@ -205,7 +205,7 @@ class Proof(Policy):
         return () if self._is_over(staying, comparison) else staying
 
     def _is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return whether ratio, rivals and parts are decided, or the plan's gain is too small."""
+        """Return whether all is decided, the first plan can't gain enough, or no plan is left."""
         others = {row.name: row for row in racing[1:]}
         if comparison is None or not others:
             return not others
@@ -226,7 +226,7 @@ class Proof(Policy):
         return (is_clear or has_enough) and ratio.is_precise(precise * (1 + has_enough))
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the best plan, then the next best plans, until the results of one are right."""
+        """Yield the records of proven plans, the best first, until one plan has right results."""
         timed = {plan.name: TimedPlan.of(comparison, plan) for plan in self._plans}
         gains = proven_gains(timed, checked=False)
         while gains[(best := leader(self._plans, gains)).name] > 1:
@@ -257,7 +257,7 @@ class SearchBudget(budget.Budget):
         self.step_s, self._enough_s, self._grows, self._times = 0.0, 0.0, budget_s is None, 1.0
 
     def follow(self, times_s: Sequence[float] = (), is_busy: bool = False) -> None:
-        """Set `step_s`; extend a default budget to ENOUGH_STEPS, doubled on a busy machine."""
+        """Set `step_s`; extend a default budget to ENOUGH_STEPS steps (double on busy machines)."""
         self._times = 2.0 if is_busy else self._times
         if times_s:
             self.step_s = median(times_s)

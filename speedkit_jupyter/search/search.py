@@ -80,7 +80,7 @@ class PlanSearch:
         return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
-        """Prove a learned plan again or search for a plan; store the answer. Yield progress."""
+        """Prove a learned plan again, or else search; store a new answer. Yield progress."""
         tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
         begun_s = start_s if self.begun_s is None else self.begun_s
         try:
@@ -113,7 +113,7 @@ class PlanSearch:
         return Progress(self.budget.share, f"phase {self._phase} of {PROVING}, {text}", known)
 
     def _measure_libraries(self) -> Iterator[Progress]:
-        """Measure a CPU's matrix-multiply libraries, once per machine; add rates to `hardware`."""
+        """Measure a CPU's matrix-multiply rates for `hardware`, unless known or time is short."""
         is_cpu = Facts.read(self.step.models[0]).device_type == "cpu"
         is_known = self.hardware.pinned or self.hardware.cpu.gemm is not None
         most_s = thresholds.RACE_SHARE * self.budget.seconds
@@ -161,7 +161,7 @@ class PlanSearch:
     def _search(self, facts: Sequence[Facts]) -> Generator[Progress, None, list[Candidate]]:
         """Race candidates and prove leaders, until a plan is proven, or time or plans run out.
 
-        Returns the plans for which there was no time.
+        Returns the plans that did not race, since time ran out or a plan was proven before.
         """
         tried, budget = self.tried, self.budget
         self._whole_s = max(map(whole_model_s, facts))
@@ -186,12 +186,13 @@ class PlanSearch:
                 waiting = list(filter(tried.is_new, waiting))
             if budget.proof_s > budget.left_s:  # no time for another proof
                 break
+        why = "a faster plan is proven" if self.tuning.helped else "the budget is short"
         for plan in waiting:
-            tried.set_reason(plan.name, "left out, since the budget is short")
+            tried.set_reason(plan.name, f"left out, since {why}")
         return waiting
 
     def _worth_trying(self, near: Iterable[Candidate]) -> list[Candidate]:
-        """Return new plans joined with `_always`; reject plans that compile too long."""
+        """Join plans with `_always`; return new ones, but reject plans that compile too long."""
         plans = {plan.name: plan for plan in (one + self._always for one in near) if plan.values}
         able, given_s, whole = [], self._budget_s, candidates.WHOLE.values.items()
         is_long = self._whole_s > max(thresholds.MOST_WHOLE_S, self.budget.seconds)
@@ -212,7 +213,7 @@ class PlanSearch:
     ) -> Generator[Progress, None, Candidate]:
         """Race plans, then variations of the best as time allows; return the best, or BASELINE.
 
-        The best plan is faster than the baseline, or may be. Reasons against the others are set.
+        The best may beat the baseline. The others get a reason. A single plan is rarely raced.
         """
         tried, best, title = self.tried, BASELINE, "racing the suggested plans"
         for _ in range(thresholds.MOST_RACES):
@@ -274,7 +275,7 @@ class PlanSearch:
     def _measured(
         self, phase: int, title: str, asked: Sequence[Candidate], policy: Policy
     ) -> Generator[Progress, None, Comparison]:
-        """Benchmark these plans; free idle runners, adapt the budget, add the stage to `tried`."""
+        """Benchmark plans, free idle runners, adapt the budget; add and return the comparison."""
         variants = [plan.variant() for plan in (BASELINE, *asked)]
         budget, pool, limit_s = self.budget, self._pool, self._at_most_s
         if pool is not None:

@@ -11,7 +11,7 @@ from speedkit_jupyter.rounds.statistics import SAME
 LEAST_COSTLY_PART_GAIN = 1.02
 # Every other part must bring this gain.
 LEAST_PART_GAIN = 1 + SAME
-# If the intervals exclude this speed-up for all plans, there is nothing to gain.
+# If the intervals of all plans end below this speed-up, there is nothing to gain.
 LEAST_WORTH_FINDING = 1.03
 # A plan with this share of the best plan's speed may still be the best. Medians of three rounds are
 # off by about 2 %; a ViT's compiled blocks had 0.976, but the ViT compiled as a whole led by 1.04×.

@@ -28,7 +28,7 @@ class TimedPlan:
 
     | property | condition | consequence |
     | --- | --- | --- |
-    | `is_refused` | it failed, is wrong or "not checked", or changes the model | it cannot win |
+    | `is_refused` | failed, declined, wrong, "not checked", or another model | it cannot win |
     | `cannot_win` | it is refused, or the same as the baseline | its `ratio` is 0 |
     | `is_vague` | a wide range, or other programs' load decides | no speed-up is reported |
     | `is_undecided` | it can win, but rounds are few or vague | the search may be unclear |
@@ -49,7 +49,7 @@ class TimedPlan:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the plan failed, is wrong or "not checked", or changes the model."""
+        """Return whether it failed, was declined, is wrong, "not checked" or another model."""
         is_other = self.record.is_other_model(self.comparison.baseline)
         verdict = self.comparison.verdict(self.record)
         return verdict in ("failed", "declined", "wrong") or not self.record.is_checked or is_other
@@ -92,7 +92,7 @@ class TimedPlan:
 
     @property
     def is_undecided(self) -> bool:
-        """Return whether the plan can win, but its rounds are too few or too vague."""
+        """Return whether the plan can win, but its rounds are few or vague; False if far slower."""
         is_slow = "far slower" in self.record.notes.get("left out", "")
         enough = thresholds.FEW_ROUNDS if self.comparison.busy else 1
         has_few = self.ratio.pairs < enough or self.is_vague
@@ -114,7 +114,7 @@ class TimedPlan:
         return self.comparison.exceeds(self.record)
 
     def told(self, how: str = "") -> str:
-        """Return `bf16 is 1.90× as fast (1.40× to 2.60× in 6 rounds)`; `how` precedes 1.90×."""
+        """Return `bf16 is {how}1.90× as fast (1.40× to 2.60× in 6 rounds)`, or "too noisy"."""
         low, high = map(ratio, self.range)
         rounds = count(self.ratio.pairs, "round")
         if self.is_vague:
@@ -168,7 +168,7 @@ class TriedPlans:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[TimedPlan]:
-        """Return the newest times of each plan; one or two rounds don't replace more rounds."""
+        """Return each plan's newest times; up to two rounds don't replace more, a failure does."""
         rows: dict[str, TimedPlan] = {}
         for comparison in (stage.comparison for stage in self.stages):
             for record in comparison.records[1:]:
@@ -193,7 +193,7 @@ class TriedPlans:
         self.reasons[name] = reason
 
     def why_unclear(self, step_s: float, waiting: Sequence[Candidate] = ()) -> str:
-        """Return the reason why time was too short for an answer, or an empty string."""
+        """Return why time or undisturbed rounds were too few for an answer; empty if enough."""
         rows = self.rows()
         if not rows and (self.plans or waiting):
             return f"one step takes {seconds(step_s)}"
@@ -203,7 +203,7 @@ class TriedPlans:
         return "too few undisturbed rounds for most of the plans" if is_open else ""
 
     def is_new(self, plan: Candidate) -> bool:
-        """Return whether the plan has not raced, and contains no refused plan or dropped part."""
+        """Return whether a plan has not raced, and has no refused plan or far slower part in it."""
         slow = {row.name for row in self.rows() if "dropped" in row.record.notes}
         is_slow = slow & {plan.part(name).name for name in plan.values}
         return not (plan.name in self.raced or is_slow or self._is_refused(plan))
@@ -212,7 +212,7 @@ class TriedPlans:
         return any(other.values.items() <= plan.values.items() for other in self.refused)
 
     def best(self) -> TimedPlan | None:
-        """Return the best plan, likely ones first; among equals the smallest. None without one."""
+        """Return the fastest plan not refused, likely plans first, smallest of equals; or None."""
         timed = [row for row in self.rows() if row.ratio.pairs]
         timed = [row for row in timed if not self._is_refused(self.plans[row.name])]
         able = [row for row in timed if row.is_likely] or timed

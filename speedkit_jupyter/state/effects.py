@@ -188,7 +188,7 @@ def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
 
 def _saving(save: Callable[..., None]) -> Callable[..., None]:
     def saving(obj: Any, f: Any, *given: Any, **named: Any) -> None:
-        if isinstance(f, str | os.PathLike):  # torch may open the file in C++
+        if isinstance(f, str | os.PathLike):  # torch may open the file in C++, without an event
             sys.audit("open", f, "wb", 0)
         save(obj, f, *given, **named)
 

@@ -58,8 +58,8 @@ class MeasurementGuard:
     """On entry, copy the state that a step may change; on exit, restore it. Drop output until exit.
 
     A walk from `roots` finds the state; plans apply to `models`; `tell` gets lines about state and
-    effects that can't be put back. `off_device` puts copies in main memory. Raises StepError within
-    another guard, or if another thread trains. `paused_s` and `taking_s`: time of pauses and entry.
+    effects that can't be put back. `off_device` puts copies in main memory. Raises StepError during
+    another measurement, or if another thread trains. `paused_s`, `taking_s`: time of pauses, entry.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ Holder = tuple[Any, StateHandler]
 
 
 class Replayed(NamedTuple):
-    """An iterator, its replay, the `twin` that the user gets if a step drew, and its holders."""
+    """An iterator, its replay, the `twin` that is handed back if a step drew, and its holders."""
 
     original: Any
     replay: Replay

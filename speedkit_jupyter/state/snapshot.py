@@ -222,7 +222,7 @@ class ProcessSettings:
         return any(not setting.same(setting.read(), value) for setting, value in self._values)
 
     def restore(self, compares: bool = True) -> Iterator[tuple[str, str]]:
-        """Write changed settings, or all unless `compares`; yield names and reasons of failures."""
+        """Write changed settings (all unless `compares`) when iterated; yield (name, failure)."""
         for setting, value in self._values:
             try:
                 if not (compares and setting.same(setting.read(), value)):
@@ -332,8 +332,8 @@ def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
     """Yield names and objects: containers, arrays, tensors and generators in modules' attributes.
 
-    Contents of containers follow, with all tensors of modules in them. Registered parameters and
-    buffers are left out. Raises ValueError after MOST_HELD objects or MOST_COPIED_BYTES.
+    Contents of containers follow, with all tensors of modules in containers. Parameters and buffers
+    of `models` are left out. Raises ValueError after MOST_HELD objects or MOST_COPIED_BYTES.
     """
     named = [pair for model in models for pair in model.named_modules()]
     tensors = (one for model in models for one in (*model.parameters(), *model.buffers()))

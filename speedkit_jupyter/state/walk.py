@@ -121,11 +121,11 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
 
 
 def _is_left_alone(cls: type) -> bool:
-    """Return whether to skip a class's instances as machinery, with the exceptions below."""
+    """Return whether walks skip instances as machinery; False for classes and thread-locals."""
     home = cls.__dict__.get("__module__", "builtins")
     if issubclass(cls, (type, threading.local)) or not ownership.is_machinery(home):
         return False
-    kinds = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)
+    kinds = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)  # torch's own have state
     return not (ownership.INNER_MODULES.match(home) and issubclass(cls, kinds))
 
 
@@ -141,7 +141,7 @@ MOST_OBJECTS = 100_000
 
 
 class Walk:
-    """The objects that are reachable from `roots`; `found` has all except plain values, by id.
+    """The objects reachable from `roots`; `found` has them by id, but no plain values or machinery.
 
     `near` omits objects reached only through classes (many methods are unused) or whole namespaces.
     `cut` has objects beyond MOST_OBJECTS, which are not followed. `holders` has the objects that
@@ -214,7 +214,7 @@ class Walk:
                 self._add([type(instance)], id(instance), self._classes)
 
     def _looked_into(self, holder: Any) -> bool:
-        """Add the parts of `holder`; if it owns a thread or process, drop it and return False."""
+        """Add `holder`'s parts; drop it if it owns a thread or process. Return whether it stays."""
         for handler in self.handlers(holder):
             try:
                 children = list(handler.children(holder))

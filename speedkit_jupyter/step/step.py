@@ -64,8 +64,8 @@ class Step:
     `run` is called with the context of the current variant. `models` and `optimizers` get the
     variants' plans. The step also reaches `bystanders`; walks start from `others`, too. A cell runs
     in the namespace `names`, assigns the names `assigned`, and draws from iterators in variables
-    `iterators`; `rewind` restarts them. `around_blocks` returns a context manager for a block of
-    steps. Gradients of parameters with ids in `unread` are not compared. `say` shows a line.
+    `iterators`; in `guarded`, `rewind` restarts all. `around_blocks` makes the context manager of a
+    block of steps. Gradients of parameters with ids in `unread` aren't compared. `say` shows text.
     """
 
     run: Callable[[SpeedContext], object]
@@ -88,7 +88,7 @@ class Step:
     @user_code_boundary
     @reports_out_of_data
     def call(self, context: SpeedContext) -> object:
-        """Run the step; return its result. Raises StepError if data ends, or for unrun code."""
+        """Run the step; return its result. Raises StepError if data ends or its result is unrun."""
         result = in_a_window(partial(self.run, context))
         refuse_unrun_result(result)
         return result
@@ -111,7 +111,7 @@ class Step:
 
     @contextmanager
     def guarded(self, off_device: bool = False) -> Iterator[MeasurementGuard]:
-        """Undo the step's changes at the end of the block; in it, `rewind` makes draws repeat.
+        """Yield a guard; undo the step's changes at the end. In the block, `rewind` repeats draws.
 
         With `off_device`, copies of the state are in main memory. Raises StepError while another
         step is measured or another thread trains. Warns of state that can't be restored.
@@ -153,7 +153,7 @@ class Step:
         return reachable.holding(self.optimizers, model)
 
     def refuse_unfit(self, aim: str) -> None:
-        """Raise StepError without models or with lazy layers, or if the step needs arguments."""
+        """Raise StepError without models, for lazy layers, or if `run` needs more than `ctx`."""
         if not self.models:
             why = "no model with parameters is used in this step"
             raise StepError(f"{why}, so there is nothing to {aim}")

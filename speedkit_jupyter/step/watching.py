@@ -40,7 +40,7 @@ class Watcher:
 
 
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:
-    """Return the method with its operations hidden from modes that round, promote or replay.
+    """Return the method, run without gradients, hidden from modes that round, promote or replay.
 
     Inside transforms of `torch.func`, the method does nothing.
     """
@@ -91,10 +91,10 @@ def _around(
     after: Callable[[Any, Any, Any], None] = lambda *_: None,
     only: Collection[int] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that calls `before` and `after` around each call of a function.
+    """Return a decorator that calls `before` and `after` around each outermost call of a function.
 
-    If given, `only` has the ids of first arguments to report. Nested calls are not reported: a
-    model in a model, or a checkpoint's backward pass inside the backward pass.
+    If given, `only` has the ids of first arguments to report. An error skips `after`. Examples of
+    nested calls: a model in a model, a checkpoint's backward pass inside the backward pass.
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,7 +188,7 @@ def compared_runs(
     in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
     warm: Snapshot | None = None,
 ) -> Repeats:
-    """Run a call from the `warm` or current state and a call from `start`; compare their work.
+    """Run a call from the `warm` or current state, and one from `start`; return how work differs.
 
     If the call from `start` does more than twice the work, measured calls must begin at `start`.
     """

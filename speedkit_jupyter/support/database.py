@@ -121,13 +121,13 @@ def newest(kind: str, name: str) -> Mapping[str, Any] | None:
 
 
 def kept(kind: str, name: str | None = None) -> list[Kept]:
-    """Return readable entries, by kind and optional name, oldest first. Raises SpeedKitError."""
+    """Return a kind's readable entries, oldest first; [] without a file. Raises SpeedKitError."""
     try:
         file = folder() / FILE
     except SpeedKitError as error:
         _note_once(f"plans can't be stored: {error}")
         return []
-    with suppress(OSError):  # opening the file below raises the error
+    with suppress(OSError):  # `_database` reports the error
         if not file.exists():
             return []
     query = "SELECT id, name, task, saved_at, value FROM entries"

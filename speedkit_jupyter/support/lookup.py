@@ -109,7 +109,7 @@ def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
 def by_expression(
     names: Mapping[str, Any] | None, kind: type, inside: bool = True
 ) -> dict[str, Any]:
-    """Return objects of class `kind` by expression: variables, then (if `inside`) their parts."""
+    """Return distinct objects of a class by expression: variables, then (`inside`) their parts."""
     entries = public(names)
     parts = (
         (f"{name}{word}", value)
@@ -134,7 +134,7 @@ def parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _direct_parts(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield suffixes and items of a short list or dict, or public attributes of another object."""
+    """Yield suffixes and values: items of a short list, tuple or dict, else public attributes."""
     kind = type(owner)
     if kind in {list, tuple} and len(owner) <= MOST_PARTS:
         yield from ((f"[{number}]", part) for number, part in enumerate(owner))

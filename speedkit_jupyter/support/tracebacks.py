@@ -44,13 +44,13 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def users_part(error: BaseException) -> TracebackType | None:
-    """Return the traceback after SpeedKit's frames; None if SpeedKit's code raised the error."""
+    """Return the traceback after `hide_internal_frames`; None if frames of SpeedKit follow it."""
     ours = [entry for entry in _entries(error) if _is_ours(entry)]
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
 
 def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
-    """Clear SpeedKit's frames; drop them from tracebacks, unless the error is SpeedKit's bug."""
+    """Clear SpeedKit's frames; hide them except in bugs, and show a SpeedKitError as a message."""
     for entry in (entry for reason in reasons for entry in _entries(reason) if _is_ours(entry)):
         with suppress(RuntimeError):  # the frame is still active
             entry.tb_frame.clear()

@@ -42,7 +42,7 @@ def day(moment: datetime.datetime) -> str:
 
 
 def ratio(value: float) -> str:
-    """Return a ratio as `1.27×`; within 0.02 of 1 with three decimals, `1.004×`."""
+    """Return a ratio as `1.27×`; within 0.02 of 1 as `1.004×`; infinity as `∞`."""
     if math.isinf(value):
         return "∞"
     return f"{value:.3f}×" if abs(value - 1) < 0.02 else f"{value:.2f}×"

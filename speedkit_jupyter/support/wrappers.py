@@ -83,8 +83,8 @@ def _wrapped_optimizer(value: Any) -> Any:
 def models_in(holder: Any) -> dict[str, torch.nn.Module]:
     """Return the whole models that an object holds, in order, by suffix: `.unet`, `['lm']`.
 
-    A part of another model, a wrapper of an earlier model and a module without parameters are left
-    out. Private attributes, such as caches, are not read, except Accelerate's `_models`.
+    Parts of other models and modules without parameters are left out. A model and its wrappers
+    count once. Private attributes, such as caches, are not read, except Accelerate's `_models`.
     """
     import torch
 
@@ -97,13 +97,13 @@ def models_in(holder: Any) -> dict[str, torch.nn.Module]:
 
 
 def may_hold_models(value: Any) -> bool:
-    """Return whether `models_in` may find a model in the object, without reading a property."""
+    """Return whether an object may hold models; False for models, Python modules and classes."""
     import torch
 
     is_ours = type(value).__module__.startswith("speedkit_jupyter.")  # such as `ctx`
     if is_ours or is_a(value, torch.nn.Module | ModuleType | type):
         return False
-    is_kind = PREPARED in attributes_of(value) or has_model_property(value)
+    is_kind = PREPARED in attributes_of(value) or has_model_property(value)  # no property is read
     return is_kind or any(is_a(part, torch.nn.Module) for _, part in parts_of(value))
 
 

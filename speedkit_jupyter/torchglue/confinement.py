@@ -27,7 +27,7 @@ NOT_REACHED = "the step computes in another thread, which the accuracy check doe
 # Threads that call a model: the measuring thread, other Python threads, and autograd's threads.
 HERE, IN_PYTHONS, IN_AUTOGRADS = "here", "in Python's", "in autograd's"
 
-# A global, because patched functions check whether their thread is recording a CUDA graph.
+# A global, because patched functions and code that records a CUDA graph share no object.
 _THREAD = threading.local()
 
 
@@ -50,8 +50,8 @@ def recording() -> Iterator[None]:
 def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
     """Replace `owner.name` with `make(original)` within the block, for calls in this thread.
 
-    Compiled code and CUDA graph recordings call the original. The replacement copies the attributes
-    of `make`'s result; its `stands_in_for` is the original. Raises StepError without an original.
+    Compiled code and CUDA graph recordings call the original. The replacement copies attributes of
+    `make`'s result; its `stands_in_for` is the original. Raises StepError if `owner` lacks `name`.
     """
     get_ident = threading.get_ident
     here = get_ident()

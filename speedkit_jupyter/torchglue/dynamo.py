@@ -57,7 +57,7 @@ def compilations() -> Sequence[Any]:
 
 
 def guard_failures(first: str, graphs: int) -> list[str]:
-    """Return the failed guards of `graphs` older graphs; `first` is torch's `recompile_reason`."""
+    """Return up to `graphs` guard failures, from torch's reason `first` on; [first] if unknown."""
     for reasons in getattr(_utils(), "guard_failures", {}).values():
         if first in reasons:
             begin = len(reasons) - 1 - reasons[::-1].index(first)
@@ -71,9 +71,9 @@ def graph_breaks() -> Sequence[Any]:
 
 
 def eager_backward() -> tuple[Any, dict[str, bool]]:
-    """Return functorch's config, and settings (if any) to compile backward with forward passes."""
+    """Return functorch's config, and settings to compile backward with forward ({} if missing)."""
     # torch 2.11 and 2.13 have both settings. By default, torch compiles a backward pass when it
-    # first runs. Buffers are not donated, because `retain_graph` is not known earlier.
+    # first runs. Buffers are not donated: `retain_graph` is unknown until backward() is called.
     config = import_module(f"{COMPILERS[2]}.config")
     settings = {"force_non_lazy_backward_lowering": True, "donated_buffer": False}
     return config, settings if all(hasattr(config, name) for name in settings) else {}
@@ -109,7 +109,7 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 def override_caches() -> list[Any]:
     """Return torch's loaded functions that cache their tables of overridable functions."""
-    # Filling these caches adds seconds to the first profile of a process.
+    # Tables filled while functions of torch are patched keep the patches. Filling takes seconds.
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
     return [one for module in modules if module for one in cached_functions(module)]
 
@@ -125,7 +125,7 @@ def is_compiler_error(error: BaseException) -> bool:
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return the root cause of an error; for a failed C++ build, the compiler's message."""
+    """Return an error's root cause; for a failed C++ build, a RuntimeError with its first error."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     printed = getattr(error, "output", None) or b""
@@ -141,6 +141,6 @@ def users_lines(error: BaseException) -> list[tuple[str, int]]:
 
 
 def lacks_compiler(error: BaseException) -> bool:
-    """Return whether an error means a missing C++ compiler or Triton, or a GPU too old for it."""
+    """Return whether an error means no C++ compiler, no Triton, or a GPU too old for Triton."""
     names = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
     return type(cause(error)).__name__ in names

@@ -53,7 +53,7 @@ class Gate:
 
     @contextmanager
     def shut(self) -> Iterator[None]:
-        """Delay signals within the block."""
+        """Delay signals within the block; at its end, pass them on if the gate was open before."""
         was_open, self._is_open = self._is_open, False
         try:
             yield
@@ -118,8 +118,8 @@ def interrupts_delayed() -> Iterator[None]:
 def interruptible_in_users_code(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap `function` so that signals are delivered only in the user's code, in `in_a_window`.
 
-    Signals in SpeedKit's code wait for the next `in_a_window`, or for the end. SpeedKit's frames
-    are removed from errors.
+    Signals in SpeedKit's code wait for the next `in_a_window`, or for the end of the call.
+    SpeedKit's frames are removed from errors.
     """
 
     @hide_internal_frames

@@ -117,7 +117,7 @@ def end_workers(iterator: Any) -> None:
 
 
 def same_epoch(iterator: Any) -> Any:
-    """Return a second iterator over the batches left; None unless map-style and without workers."""
+    """Return a copy, at its position, of a single-process map-style loader iterator; else None."""
     if type(iterator).__name__ != "_SingleProcessDataLoaderIter":
         return None
     if hasattr(iterator._dataset_fetcher, "dataset_iter"):  # an IterableDataset

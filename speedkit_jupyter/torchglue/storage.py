@@ -12,7 +12,7 @@ from speedkit_jupyter.torchglue.private import is_transformed, tree_leaves, vers
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return all tensors in `value`, including tensors in containers."""
+    """Return the tensors in `value`: a tensor, or nested lists, dicts and other pytrees."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
@@ -41,7 +41,7 @@ def size_in_memory(tensor: torch.Tensor) -> int:
     return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
 
 
-# Minimum number of elements to sample in a large contiguous tensor; writes to others are missed.
+# Minimum number of sampled elements in a large contiguous tensor; writes elsewhere are missed.
 SAMPLED = 256
 
 

@@ -34,10 +34,10 @@ class Decision:
     rule: str  # the rule or fact that decided; may be empty
     source: Source = "auto"  # the origin of the request
     active: bool = False  # True if a plan applies the value
-    declined: bool = False  # True if the requested value was refused or replaced by a similar value
+    declined: bool = False  # True if a request was refused or replaced, or applying changed nothing
     worth_measuring: Any = None  # a value about which only a measurement can decide
     details: Mapping[str, Any] = field(default_factory=dict)
-    asked: bool = False  # True if `value` is the requested value
+    asked: bool = False  # True if an explicit request decided
     measured: str = ""  # the measurement behind the decision, in words
     variable: str | None = None  # the environment variable that decided
     hint: str = ""  # a consequence or advice for the user

@@ -55,7 +55,7 @@ class Fields(BaseModel):
 
 
 def described(options: Any) -> Any:
-    """Return an option's annotation with a description: by default, the list of allowed words."""
+    """Return an option's annotation; if it has no Field, with the allowed words as description."""
     if any(isinstance(one, FieldInfo) for one in getattr(options, "__metadata__", ())):
         return options
     return Annotated[options, Field(description=", ".join(choices(options)))]
@@ -88,18 +88,18 @@ class Optimization(ABC):
     before: ClassVar[str] = ""  # name of the entry in front of which `add` puts this entry
     forms: ClassVar[Mapping[str, str]] = {}  # modules that write further forms of code, by form
     variable: ClassVar[str | None]  # environment variable, if any; default `SPEEDKIT_<NAME>`
-    follows: ClassVar[bool] = False  # True if `auto` decides by rule even if `config.is_alone`
+    follows: ClassVar[bool] = False  # True if `auto` applies its rule even if `config.is_alone`
     costly: ClassVar[bool] = False  # True if the entry compiles code, which takes seconds
     excludes: ClassVar[frozenset[str]] = frozenset()  # entries that no search joins with this entry
     free: ClassVar[str] = ""  # placeholder in help for arbitrary values (`threads:NUMBER`)
     frameworks_choose: ClassVar[bool] = False  # True if Trainer code covers inactive decisions
     lowers: ClassVar[bool] = False  # True if the entry reduces the precision of products
     supersedes: ClassVar[frozenset[str]] = frozenset()  # entries replaced by this entry in a search
-    rivals: ClassVar[bool] = False  # True if no rule knows the best value: a search compares them
+    rivals: ClassVar[bool] = False  # True if no rule knows the best value: a search compares values
     library: ClassVar[str] = ""  # PyPI name of the optional library that the entry calls
     bare: ClassVar[str] = ""  # value of the bare name in `--compare`, if not `true`
     none: ClassVar[Any] = False  # the value that changes nothing
-    refusal: ClassVar[str] = ""  # describes the model in errors that refuse new optimizers
+    refusal: ClassVar[str] = ""  # if set, new optimizers are refused; describes the model in errors
     flag: ClassVar[str] = ""  # the process-wide flag that holds the field's value, if any
     line: ClassVar[str] = ""  # the equivalent line of torch code, with `{value}`
 
@@ -115,7 +115,7 @@ class Optimization(ABC):
 
     @property
     def paths(self) -> dict[str, Any]:
-        """Return each field's annotation by config path, such as `tf32` or `compile.enabled`."""
+        """Return annotations by config path: `tf32` for an option, `sdpa.backend` for a field."""
         named = {f"{self.name}.{field}": info.annotation for field, info in self.fields.items()}
         return named or {self.name: self.Options}
 
@@ -253,7 +253,7 @@ def call(function: str, *sources: str, **values: object) -> str:
 
 
 def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-    """Return `decide`'s result; inactive if torch lacks a name or the change wasn't requested."""
+    """Return `decide`'s result; inactive if torch lacks a name or a model change is unrequested."""
     try:
         entry.process_flags()
         decision = entry.decide(request, hardware, facts)

@@ -80,7 +80,7 @@ class Target:
 
     @property
     def only_in(self) -> int | None:
-        """Return the id of the only thread where the plan acts (benchmarks); None for all."""
+        """Return this thread's id in a benchmark, where the plan acts only here; else None."""
         return None if self.search else threading.get_ident()
 
     @contextmanager

@@ -64,7 +64,7 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the model's repeated blocks in order, without nested blocks.
 
     Repeated blocks are two or more modules of one class in a ModuleList, ModuleDict or Sequential.
-    They have submodules. In one such container, two have tensors of equal names and shapes.
+    The class has submodules, and in some container two modules have equal tensor names and shapes.
     """
     groups = [(module, *pair) for module in model.modules() for pair in _siblings(module)]
     kinds = {kind for _, kind, group in groups if _has_equals(group)}
@@ -77,7 +77,7 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
-    """Return a container's children by kind (see `_kind`), without kinds of only one child."""
+    """Return a container's (kind, children) pairs with two or more children; else an empty list."""
     found: dict[Any, Group] = {}
     if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict):
         for child in module.children():
@@ -86,7 +86,7 @@ def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
 
 
 def _has_equals(group: Group) -> bool:
-    """Return whether two modules have equal tensor names and shapes; False for lists and leaves."""
+    """Return whether two modules with submodules have equal, nonempty `shapes`; False for lists."""
     is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
     if is_list or not any(True for _ in group[0].children()):
         return False
@@ -125,7 +125,7 @@ class OptimizerFacts:
     def read(
         cls, optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module] = ()
     ) -> OptimizerFacts:
-        """Return an optimizer's facts; `sparse=True` layers of `models` have sparse gradients."""
+        """Return an optimizer's facts; `models` tell which gradients will be sparse."""
         groups = optimizer.param_groups
         settings = [settings_of_user(optimizer, group) for group in groups]
         parameters = [p for group in groups for p in group["params"]]

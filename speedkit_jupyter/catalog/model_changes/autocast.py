@@ -57,7 +57,7 @@ class CastOnce(Call):
 
 
 def _is_linear(layer: torch.nn.Module) -> bool:
-    """Return whether the layer is torch's Linear, or the Conv1D of GPT-2 in transformers."""
+    """Return whether the layer's own class is torch's Linear or transformers' Conv1D (GPT-2)."""
     kind = type(layer)
     is_conv1d = (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
     return kind is torch.nn.Linear or is_conv1d

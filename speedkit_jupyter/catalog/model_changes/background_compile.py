@@ -61,7 +61,7 @@ class SubprocessCompiler:
         return self._process is not None or self._is_kept
 
     def begin(self) -> None:
-        """Start the child process unless the cache has the graphs; set `why_not` on failure."""
+        """Start the child process unless graphs are cached; set `why_not` if saving them fails."""
         settings = {name: flag.read() for name, flag in compile_cache.compiler_flags().items()}
         self._mark = self._mark_in(settings[compile_cache.FOLDER])
         self._is_kept = self._mark.is_file() and not self.why_not
@@ -87,7 +87,7 @@ class SubprocessCompiler:
     def _mark_in(self, folder: str | None) -> Path:
         """Return the file that marks the graphs as compiled; `Path()` if they can't be marked."""
         codes = [(str(graph.graph), *rest) for graph, *rest in self._graphs]
-        if folder is None or "get_attr" in str(codes):  # the code omits the constants' values
+        if folder is None or "get_attr" in str(codes):  # equal code may have other constants
             return Path()
         words = repr((codes, sorted(self._options.items()), torch.get_num_threads()))
         return Path(folder, f"speedkit-{hashlib.sha256(words.encode()).hexdigest()[:32]}")

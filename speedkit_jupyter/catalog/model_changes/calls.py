@@ -82,7 +82,7 @@ class Calls(overrides.Property):
         own = None if layers.original is overrides.MISSING else layers.original
         inner = own
         for call in sorted(layers.overrides.values(), key=lambda call: call.order):
-            if own is None or not call.compiles:  # the user's own compiled code stays
+            if own is None or not call.compiles:  # the user's compiled code replaces ours
                 call.inner, inner = inner, call
         if inner is not None:
             thing.__dict__[COMPILED_CALL] = inner
@@ -186,12 +186,12 @@ def _has_methods(kind: type) -> bool:
 
 
 def parts_called(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield submodules that methods other than `forward` may call, and their source expressions."""
+    """Yield source expressions and submodules that methods other than `forward` may call."""
     return _parts(model, "model") if _has_methods(type(model)) else iter(())
 
 
 def _parts(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield child modules; for ModuleLists and ModuleDicts, their children; for peft's, both."""
+    """Yield expressions and children; for lists and dicts, their items; peft layers' parts, too."""
     is_dict = isinstance(module, torch.nn.ModuleDict)
     for key, child in module_table(module).items():
         called = f"{name}.{key}" if key.isidentifier() and not is_dict else f"{name}[{key}]"

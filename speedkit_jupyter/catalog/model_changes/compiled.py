@@ -52,7 +52,7 @@ class CompiledCode:
         self.forwards: set[Any] = set()  # the `forward` functions of the classes of all parts
 
     def run(self, call: Call, args: Any, kwargs: Any) -> Any:
-        """Return a forward pass's result; uncompiled if the compiler fails, unless `required`."""
+        """Return the call's result: compiled if possible; raise compiler errors if `required`."""
         if is_transforming():  # else Dynamo would leave the code uncompiled permanently
             return call.below(*args, **kwargs)
         if self._background is not None:
@@ -138,7 +138,7 @@ class CompiledCall(Call):
         self.code = code
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Return one forward pass's result; uncompiled if surrounding code is being compiled."""
+        """Return one call's result; torch.compile of surrounding code traces the plain call."""
         if torch.compiler.is_compiling():
             return plain_call(self.module)(*args, **kwargs)
         return self.code.run(self, args, kwargs)
@@ -149,7 +149,7 @@ def _compile(
 ) -> Callable[..., Any]:
     """Return a compiled function that calls a module; `Module.compile()` skips torch.nn classes.
 
-    Equal modules share code; other modules get a graph each. With `background`, calls only trace.
+    Equal modules share code; others get a graph each. With `background`, graphs run uncompiled.
     """
 
     def forward(module: torch.nn.Module, args: Any, kwargs: Any, recomputes: bool) -> Any:

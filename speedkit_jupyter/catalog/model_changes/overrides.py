@@ -56,7 +56,7 @@ class Property(ABC):
     ) -> Iterator[PropertyOverride]:
         """Apply all (object, override) pairs in the block, and undo them on any exit.
 
-        `search` returns the optimizers; it is called at the start and at the end.
+        Yield the PropertyOverride. `search` returns the optimizers, at the start and at the end.
         """
         layer = PropertyOverride(self, search)
         try:
@@ -99,7 +99,7 @@ class PropertyOverride:
         self.things: MutableMapping[Any, None] = WeakIdKeyDictionary()
 
     def add(self, thing: Any, override: Any) -> None:
-        """Apply an override to an object, above overrides of other plans."""
+        """Apply an override on top of other plans'; a change by the user becomes the original."""
         every, owner = self._property.every(), self._property
         layers = every.get(thing)
         if layers is None:
@@ -131,7 +131,7 @@ class PropertyOverride:
         if layers is None or self not in layers.overrides:
             return  # a later plan has already adopted the user's change
         top = layers.top
-        is_held = owner.holds(thing, top)  # `holds` may read `layers.overrides`
+        is_held = owner.holds(thing, top)  # before `del`: `holds` may read `overrides`
         del layers.overrides[self]
         if not layers.overrides:
             every.pop(thing, None)
@@ -173,7 +173,7 @@ class Method:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._module.__dict__.get(self._name) is self:
             return self.function(self._module, *args, **kwargs)
-        # After the plan, a shallow copy of the module still has this method, and shares the parts.
+        # After the plan, only shallow copies have this method; they share the module's parts.
         return getattr(type(self._module), self._name)(self._module, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -255,7 +255,7 @@ OWN = {"state_dict": _own_state_dict, LOAD: _load_own, CAST: _cast_own}
 
 
 def return_own_parameters(module: torch.nn.Module) -> None:
-    """Put the user's parameters back before code writes to them; the plan then leaves them."""
+    """Put the user's parameters back before code writes to them; the plan leaves them there."""
     for slot in SWAPPED.current(module):
         if slot[0] == PARAMETERS:
             _put(module, slot, SWAPPED.original(module)[slot])
@@ -287,7 +287,7 @@ def _is_there(module: torch.nn.Module, slot: Slot, value: Any) -> bool:
 def _put(module: torch.nn.Module, slot: Slot, value: Any) -> None:
     holder, (kind, name) = _holder(module, slot), slot
     if kind == MODULES and value is not None and holder.get(name) is not None:
-        value.train(holder[name].training)  # the user may have changed its training mode
+        value.train(holder[name].training)  # the user may have called train() or eval()
     if not kind and isinstance(value, FunctionType):
         value = Method(value, module, name)
     put_back_entries(holder, {name: value})

@@ -41,7 +41,7 @@ def channels_last_stride(tensor: torch.Tensor) -> Stride:
 
 
 def is_channels_last(convolution: torch.nn.Module) -> bool:
-    """Return whether the weight's strides equal channels-last strides, even for 1 × 1 kernels."""
+    """Return whether a weight has channels-last strides; `is_contiguous` can't tell for 1 × 1."""
     weight = weight_of(convolution)
     return weight.stride() == channels_last_stride(weight)
 
@@ -49,7 +49,7 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
 class WeightStrides(Property):
     """The strides of a module's weight, and of the weight's gradient and optimizer state.
 
-    The key is the module, because weights may be replaced, and `swap_tensors` refuses weakrefs.
+    `thing` is the module: weights may be replaced, and `swap_tensors` refuses those with weakrefs.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> WeightLayout:
@@ -85,7 +85,7 @@ LAYOUT = WeightStrides()
 
 
 def restride(tensor: torch.Tensor, stride: Stride) -> None:
-    """Give a tensor new memory with these strides; object, values and dtype stay the same."""
+    """Give a tensor new memory with these strides, unless it has them; object and values stay."""
     if tensor.stride() != stride:
         dtype, device = tensor.dtype, tensor.device
         new = torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device)
@@ -95,7 +95,7 @@ def restride(tensor: torch.Tensor, stride: Stride) -> None:
 def _replace_memory(tensor: torch.Tensor, new: torch.Tensor) -> None:
     if is_in_memory(tensor):
         new.copy_(tensor.detach())
-    else:  # optimizer state whose memory is temporarily released
+    else:  # optimizer state with released memory: release the new memory, too
         new.untyped_storage().resize_(tensor.untyped_storage().nbytes())
     tensor.data = new
 

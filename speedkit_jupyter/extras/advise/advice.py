@@ -64,7 +64,7 @@ def without(share: float) -> float:
 
 @dataclass(frozen=True)
 class Subject:
-    """A step's models, optimizers and loaders, passed to trials so that Advice refers to none."""
+    """A step's models, optimizers and loaders. An Advice does not hold them; trials get them."""
 
     models: Sequence[torch.nn.Module] = ()
     optimizers: Sequence[torch.optim.Optimizer] = ()
@@ -94,8 +94,8 @@ Remedy = Callable[[Subject], AbstractContextManager[Any]]
 class Opportunity:
     """A reason why a step is slow, with its `evidence` and the code to write instead, `remedy`.
 
-    `gain` is the expected gain of the whole step. `trial` applies the remedy in a measurement; None
-    if only the user can apply it. `spots` are the slow lines, and `part` the slow part, if noted.
+    `gain` is the expected gain of the whole step. `trial` applies the remedy in a measurement; if
+    None, the user applies it. Only some rules set the slow lines, `spots`, or the slow `part`.
     """
 
     title: str
@@ -159,7 +159,7 @@ def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportu
 
 
 def advice_report(advice: Advice) -> Document:
-    """Return the report: a table of the first opportunities in the given order, and notes."""
+    """Return the report: a table of the first MOST_ROWS opportunities, and notes."""
     profile, every = advice.profile, advice.opportunities
     if not profile.taken:
         return Document("Nothing was measured")

@@ -62,7 +62,7 @@ def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -
     else:
         make_step = lambda: step_of(_epoch_of(names, name, arguments.loader), model)  # noqa: E731
         text, subject = f"%speedkit advise --step {name}", name
-    namespace.find_loader(names, arguments.loader)  # raises UsageError for an unknown name
+    namespace.find_loader(names, arguments.loader)  # without --step, this only checks the name
     advisor = Advisor(Profiler(make_step(), arguments.budget, text), subject)
     variable = None if arguments.wanted else arguments.v
     found = measured(advisor, "looking for slow parts", names, variable).opportunities

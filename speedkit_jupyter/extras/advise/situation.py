@@ -174,7 +174,7 @@ def observed(
 
 
 def _executed(call: Callable[[], object]) -> Counter[CodeType]:
-    """Run the call; return call counts of the user's functions, or none under another profiler."""
+    """Run the call; return call counts by user function (empty if another profiler is active)."""
     ran = Counter[CodeType]()
     if sys.getprofile() is not None:
         call()
@@ -217,7 +217,7 @@ class FunctionCode:
 
 
 def code_of(ran: Mapping[CodeType, int]) -> list[FunctionCode]:
-    """Return the syntax trees of functions with known source, sorted by file and line.
+    """Return a FunctionCode for each function with known source, sorted by file and line.
 
     Comprehensions are part of the functions around them.
     """
@@ -258,7 +258,7 @@ class Situation:
     """The objects and measurements that a rule examines.
 
     `cores` counts usable CPU cores. `names` has expressions for modules and loaders, by their id.
-    `settle` restores state, `ratio` takes about `trial_s` seconds, `found` has earlier results.
+    `settle` restores state. `trial_s` limits `ratio`. `found` has the earlier rules' opportunities.
     """
 
     profile: Profile
@@ -305,7 +305,7 @@ class Situation:
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float:
         """Return the first call's time ÷ the second's, under no_grad; 0 if the first pair fails.
 
-        Times are medians of up to five more pairs in `trial_s`, or the first. Calls `settle`.
+        Times are medians of up to five more pairs in `trial_s`, else of the first. Calls `settle`.
         """
         pairs, begun_s = list[list[float]](), clock.now()
         with suppress(Exception), torch.no_grad():  # the model may refuse another number of rows

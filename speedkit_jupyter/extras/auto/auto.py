@@ -234,7 +234,7 @@ class Auto:
         found.end()
 
     def _predicts(self, model: torch.nn.Module) -> None:
-        """Add a loop for a model that only predicts, unless a loop has it or a measurement runs."""
+        """Add a loop for a model that only predicts, unless it has a loop or a measurement runs."""
         if not is_measuring() and not self._is_known(model):
             self._add([model], [], 0)
 

@@ -48,7 +48,7 @@ class NotedCall:
     """A model's call: arguments, floating-point results, and the results' gradients.
 
     `random` has the generators' states before the call; `drawn` has the states after it, or is None
-    if it draws nothing. `versions` are the version counters of the tensors in the arguments.
+    if the call draws nothing. `versions` are the version counters of the tensors in the arguments.
     """
 
     module: torch.nn.Module
@@ -88,7 +88,7 @@ class Examiner:
     def recorded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of the call `below`; record the call, unless it is beyond MOST_CALLS.
 
-        A call that raises an error, which the user may catch, is not recorded.
+        A call that raises an error, or whose own backward pass ends the recording, is not recorded.
         """
         __tracebackhide__ = True  # in errors of the user's model
         if len(self._calls) == MOST_CALLS:
@@ -117,7 +117,7 @@ class Examiner:
         return result
 
     def _copied(self, arguments: list[Any]) -> snapshot.Snapshot | None:
-        """Return a copy of non-tensor arguments; None if there are none, or after an obstacle."""
+        """Return a copy of non-tensor arguments; None without any, or with an obstacle (noted)."""
         walk = Walk([] if self._is_large else [a for a in arguments if type(a) is not torch.Tensor])
         size = sum(getattr(one, "nbytes", 0) for one in walk.found.values())
         self._is_large |= len(walk.found) > snapshot.MOST_HELD or size > MOST_COPIED_BYTES
@@ -153,7 +153,7 @@ class Examiner:
         return why
 
     def examine(self, step_s: float) -> str | None:
-        """Repeat the recorded step under the plan and compare; the result is as in `objection`."""
+        """Repeat the recorded step under the plan; return an objection, "", or None to retry."""
         name, compiles = self.name, self._plans.is_compiled(self.name)
         # The first call of a compiled plan loads the code.
         most_s = math.inf if compiles else TOO_SLOW * step_s + TOO_SLOW_S
@@ -200,7 +200,7 @@ class Examiner:
                 self.is_repeating, self.seconds = False, clock.now() - begun_s
 
     def not_examined(self, why: str) -> str | None:
-        """Count a failed examination; return an objection from MOST_EXAMINATIONS on, else None."""
+        """Count a failure; return an objection from a plan's MOST_EXAMINATIONS on, else None."""
         self.end()
         self._failures[self.name] += 1
         is_over = self.name and self._failures[self.name] >= MOST_EXAMINATIONS
@@ -222,7 +222,7 @@ class Examiner:
         return self._differences(found, self.repeat(compiles=False), precision)
 
     def repeat(self, compiles: bool, most_s: float = math.inf) -> Outcome:
-        """Repeat the calls, inside `repeating`; return their results and gradients.
+        """Repeat the calls, inside `repeating`; return their results and the parameters' gradients.
 
         Raises TimeoutError if a forward pass ends after `most_s` seconds.
         """
@@ -280,7 +280,7 @@ def expected_s(step_s: float) -> float:
 
 
 def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
-    """Return where modules keep a bf16 or fp16 tensor, or user hooks may; empty if nowhere."""
+    """Return why bf16 or fp16 results may be kept (attribute, hook, too many objects), or ""."""
     try:
         held = [*snapshot.held_objects(models)]
     except ValueError as error:
@@ -309,7 +309,7 @@ def _add(table: dict[int, torch.Tensor], key: int, gradient: torch.Tensor) -> No
 
 
 def _apart(value: Any) -> Any:
-    """Return a tensor detached from its graph, which backward() freed; any other value as it is."""
+    """Return a tensor with a graph, which backward() freed, as a new leaf; others unchanged."""
     is_tensor = isinstance(value, torch.Tensor) and value.requires_grad
     return value.detach().requires_grad_() if is_tensor else value
 

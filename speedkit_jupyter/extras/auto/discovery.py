@@ -15,7 +15,7 @@ from speedkit_jupyter.catalog.precision import Lowered
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.private import current_node, is_transforming
 
-# Maximum number of optimizer steps in one loop step. A period counts once it repeats.
+# Maximum number of optimizer steps in one loop step (the period), which counts once it repeats.
 MOST_IN_A_PERIOD = 8
 # Minimum number of optimizer steps, or of calls without gradients, before a race begins.
 FIRST_STEPS = 3
@@ -30,9 +30,9 @@ class Discovery:
     From `begin` to `end` the calls of all modules in this thread are watched. `models` are the
     outermost modules that were called with gradients enabled and have trainable parameters.
     `has_autocast` is true if the loop uses autocast itself; `seconds` is the time of its steps.
-    `predicts` is called with a module in eval mode after FIRST_STEPS of its calls that compute no
-    gradients, if `models` is empty. The hooks are removed after KNOWN_CALLS calls for which `known`
-    is true, unless a model in `models` is not known or a new loop's optimizer has made a step.
+    `predicts` is called with a module in eval mode at its FIRST_STEPS-th call without gradients, if
+    `models` is empty. The hooks are removed after KNOWN_CALLS calls of modules for which `known` is
+    true, unless a model in `models` is not known or a new loop's optimizer has made a step.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Discovery:
             return
         if torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
             self.models[id(module)] = module
-            if self._backward_passes == self._passes_before:  # the step may begin here
+            if self._backward_passes == self._passes_before:  # the step may begin at this call
                 self._begun_s = clock.now()
             kind = parameter.device.type
             is_available = torch.amp.is_autocast_available(kind)
@@ -120,7 +120,7 @@ class Discovery:
 
     @property
     def period(self) -> int | None:
-        """Return the optimizer steps per loop step; None while unknown, 0 if irregular."""
+        """Return the number of optimizer steps in a loop step; None until known, 0 if irregular."""
         ids = [id(one) for one in self.optimizers]
         if len(ids) < FIRST_STEPS:
             return None

@@ -1,7 +1,6 @@
 """A duel of two plans: rounds of two blocks of the user's steps, and the proof from the rounds.
 
-The two blocks of a round run in random order. Their times form one pair for the statistics that
-`%%speedbench` uses, too.
+The two blocks of a round run in random order; their times form one pair, as in `%%speedbench`.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ LEAD, LEAST_STEPS, MOST_STEPS, SWITCHES = 1, 2, 200, 4.0
 LOOKS = (5, 10, 15, 22, 33)
 # A speed-up below WORTH is not worth a change. A plan that was slower in every round that no other
 # program delayed is dropped after SLOWER_ROUNDS such rounds, without an interval. It takes one
-# round fewer if the plan's last block ended early (HOPELESS), and one fewer if another is proven.
+# round fewer if the plan's last block ended early (HOPELESS), and one fewer against a proven plan.
 WORTH, SLOWER_ROUNDS = 1.02, 3
 # A rival's block ends early if LEAST_STEPS or more timed steps all take over HOPELESS times the
 # leader's usual time, or the first two of its first block HOPELESS_AT_ONCE times. Only steps longer
 # than the leader's slowest count. One step alone ends the block if it takes TOO_LONG_S seconds
-# longer, and longer than the race may cost so far. The leader's block then confirms the result.
+# longer, and longer than the race may cost so far. The round then drops the rival if it takes over
+# HOPELESS_AT_ONCE times as long as the leader, or over HOPELESS times as long as a proven leader.
 HOPELESS, HOPELESS_AT_ONCE, TOO_LONG_S = 1.4, 4.0, 1.0
 # A rival is likely faster if it was LIKELY times as fast in each of LIKELY_ROUNDS or more rounds.
 # Steps between rounds then use its plan, and further blocks have one timed step.
@@ -40,7 +40,7 @@ LIKELY, LIKELY_ROUNDS = 1.2, 2
 class Block:
     """Consecutive steps of one plan.
 
-    `ratios` holds each step's time divided by `usual_s`, the leader's usual time for such a step.
+    `ratios` holds each step's time divided by `usual_s`, the leader's usual time for this kind.
     `slower` are the same ratios, but 0 for a step that is not longer than the leader's slowest.
     `wall_s` are the seconds of all steps; other programs delayed them by at most `delay_s`, as
     `load` measured. `has_left` is true if the block ended early.
@@ -61,7 +61,7 @@ class Block:
         self.slower.append(seconds / usual_s * is_slowest)
 
     def seems_slow(self, is_first: bool, most_s: float) -> bool:
-        """Return whether steps are far slower, or the last took TOO_LONG_S and `most_s` more."""
+        """Return whether steps are far slower, or the last took TOO_LONG_S and `most_s` longer."""
         timed = self.slower[LEAD:]
         if is_first and timed and min(self.slower) > HOPELESS_AT_ONCE:
             return True
@@ -107,7 +107,7 @@ class Duel:
     were_delayed: bool = False
 
     def steps(self, step_s: float, switch_s: float) -> int:
-        """Return a block's number of steps with lead-in; `switch_s` are the seconds of a change."""
+        """Return a block's number of steps with lead-in; a change of the plan takes `switch_s`."""
         steps = max(BLOCK_S, SWITCHES * switch_s) / max(step_s, 1e-6)
         timed = math.ceil(min(max(steps, LEAST_STEPS), MOST_STEPS))
         return LEAD + (1 if self.is_likely else timed)

@@ -27,7 +27,7 @@ from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import interrupts
 
 # These optimizations never race: they move or distribute the model, record CUDA graphs, change the
-# process, only save memory, or refuse to train. A compiled plan races after a background compile.
+# process, only save memory, or forbid training. A compiled plan races after a background compile.
 LEFT = ("device", "cuda_graphs", "distributed", "threads", "activation_checkpointing", "inference")
 COMPILE = "compile"
 # Optimizations outside of a model's calls, and optimizations that change the calls' rounding.
@@ -202,14 +202,14 @@ class LoopPlans:
             self.in_force = BASELINE
 
     def known_shapes_only(self) -> AbstractContextManager[Any]:
-        """Return a context in which a compiled plan runs calls with new shapes uncompiled."""
+        """Return a context manager that runs a compiled plan's calls with new shapes uncompiled."""
         is_compiled = self.is_compiled(self.in_force)
         return torch.compiler.set_stance("eager_on_recompile") if is_compiled else nullcontext()
 
     # --- learned plans ---
 
     def look_up(self, args: Any, kwargs: Any) -> str:
-        """Add an earlier run's proven plan at the first call; return the name to race, or ""."""
+        """At the first call, add an earlier winner; return its uncompiled part's name or ""."""
         if self._task is not None:
             return ""
         optimizers = tuple(str(one) for facts in self.facts for one in facts.optimizers)
@@ -227,14 +227,14 @@ class LoopPlans:
         if COMPILE not in plan.values or self.can_compile:
             self.candidates[plan.name] = plan
             self.learned[plan.name] = Ratio(speedup, low, high, 0)
-        plan = plan.without(COMPILE)  # it races until the compiled code is loaded
+        plan = plan.without(COMPILE)  # this part races until the code is loaded
         if not plan.values:
             return ""
         self.candidates = {plan.name: plan, **self.candidates}
         return plan.name
 
     def store(self, name: str, proof: Ratio | None) -> None:
-        """Store the winner for later runs; without a proof, store that no plan is faster."""
+        """Store a winner proven in this run; without a proof, store that no plan is faster."""
         is_stored = proof is not None and not proof.pairs  # an earlier run's proof
         if self._task is None or is_stored:
             return

@@ -165,7 +165,7 @@ def _run(shell: Any, source: str) -> None:
     if not hasattr(error, "_render_traceback_"):
         kind, trace, formatter = type(error), error.__traceback__, shell.InteractiveTB
         lines = formatter.structured_traceback(kind, error, trace, tb_offset=1)
-        vars(error)["_render_traceback_"] = lambda: lines  # text only: `error` holds the model
+        vars(error)["_render_traceback_"] = lambda: lines  # a cycle with `error` would keep models
     raise error
 
 

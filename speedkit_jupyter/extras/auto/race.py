@@ -19,11 +19,12 @@ from speedkit_jupyter.rounds.statistics import Ratio
 
 BASELINE = "baseline"
 # Initial estimates: the seconds of one change of the plan, and the share of time by which a plan
-# without a round is slower.
+# that has raced no round is slower.
 SWITCH_S, UNKNOWN_LOSS = 3e-4, 0.05
-# A race may cost the share `overhead` of the time so far. In advance it may cost this share of the
-# expected rest (at most AHEAD times the time so far), up to one step plus AHEAD_S seconds. While it
-# saves for an examination, a later plan's duel may cost MEANWHILE times the examination's seconds.
+# A race may cost the share `overhead` of the time so far, and in advance the same share of the
+# expected remaining time (at most AHEAD times the time so far), up to one step plus AHEAD_S
+# seconds. While a plan waits for its examination, a later plan's duel may cost MEANWHILE times the
+# examination's expected seconds, or more once its rival is likely faster.
 AHEAD, AHEAD_S, MEANWHILE = 20.0, 0.01, 0.25
 # Number of recent steps, by plan and kind of batch, with which later steps are compared.
 KEPT_STEPS = 64
@@ -36,7 +37,8 @@ class Race:
     `remaining` estimates the seconds left from the seconds so far. `objection(name)` returns why a
     plan may not race: "" if it may, None before its examination of `examination_s(name)` seconds.
     `load` measures delays like `Interruptions`. `leader` is the proven plan, at first BASELINE;
-    `active` is the plan of the current step, `proof` the baseline's time divided by the leader's.
+    `active` is the plan of the current step, `proof` the baseline's time divided by the leader's
+    (None while BASELINE leads). `reasons` has the reason why each plan left the race.
     `waiting` are the plans without a result, in the order of the race; `again` are plans that race
     a second time, because the machine was busy. `tried` has the duel of each plan that has begun to
     race, or None if an earlier run proved the plan. `lost_s` are the seconds that the race has
@@ -93,7 +95,7 @@ class Race:
     def step_ended(self, seconds: float | None, kind: Hashable, elapsed_s: float) -> str:
         """Note a step, and return the name of the next step's plan.
 
-        `seconds` exclude the time between steps; None if the step does not count for `active`.
+        `seconds` exclude the time between steps; None if they don't measure the plan `active`.
         `kind` is equal for steps with the same work; `elapsed_s` are the seconds of the run so far.
         """
         self.elapsed_s = elapsed_s
@@ -104,7 +106,7 @@ class Race:
         return self.active
 
     def to_examine(self) -> str:
-        """Return the plan to examine before the next round, once the race affords it; else ""."""
+        """Return the plan to examine next; "" in a round, or until the race affords the time."""
         name = "" if self._blocks else self._unexamined(self.waiting)
         return name if name and self.affords(self._examination_s(name)) else ""
 
@@ -134,10 +136,7 @@ class Race:
         return median(times) if times else 0.0
 
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
-        """Count seconds as lost.
-
-        Seconds above `expected_s` delay no round: they are one-time costs, such as built kernels.
-        """
+        """Count seconds as lost; above `expected_s` they are one-time costs and delay no round."""
         self.lost_s += seconds
         self._once_s += max(0.0, seconds - expected_s)
 
@@ -187,7 +186,7 @@ class Race:
             self._begin_block(self._random.choice([duel.rival, duel.leader]))
 
     def _begin_block(self, name: str) -> None:
-        # Not for short steps: a reading takes 0.2 ms, and many rounds fit between two delays.
+        # Not for short steps: reading delays takes 0.2 ms, and many rounds fit between two delays.
         load = self.load if self.step_s >= BLOCK_S else None
         if load is not None:
             load.begin()
@@ -212,6 +211,7 @@ class Race:
         """Return whether the race affords a round, or the round costs at most `overhead` of itself.
 
         An untried rival counts as slower by UNKNOWN_LOSS, or by the leader's gain if it is larger.
+        False if an unexamined plan comes first, and the duel has used its allowance (MEANWHILE).
         """
         ahead = self._unexamined(self.waiting[: self.waiting.index(duel.rival)])
         if ahead and not duel.is_likely and duel.lost_s > MEANWHILE * self._examination_s(ahead):

@@ -59,7 +59,7 @@ class RacedLoop:
         self._evaluates = 0  # watched steps until the winner is applied again
         self.is_paused, self._began_s = False, clock.now()
         self._users_errors: set[type[Exception]] = set()
-        # The plan to examine in the next step; "" to trace the step for the compiler.
+        # The plan to examine in the next step; "" to trace it for the compiler; None for neither.
         self._to_record: str | None = None
         self._compile = BackgroundCompile(self.plans, remaining)
         self.race = self._race_of([*self.plans.candidates], overhead)
@@ -82,7 +82,7 @@ class RacedLoop:
     # A step's beginning.
 
     def _call(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call of one of the models under the plan in force; a first call begins a step."""
+        """Return a call's result under the plan in force; the first call of a step begins it."""
         __tracebackhide__ = True  # in errors of the user's model
         if self._examiner.is_repeating or current_node() is not None:  # a checkpoint recomputes
             return below(*args, **kwargs)
@@ -127,7 +127,7 @@ class RacedLoop:
         self._step = TimedStep(self._kinds.of(args, kwargs), self.plans.device)
 
     def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call; drop a plan that makes it fail, or whose bf16 or fp16 results are kept."""
+        """Return a call's result; drop a plan that fails or keeps bf16 or fp16, and call again."""
         __tracebackhide__ = True
         name = self.plans.in_force
         if self.plans.lowers(name) and self._hooks != (now := sum(map(len, self._hooked))):
@@ -236,11 +236,11 @@ class RacedLoop:
         if race.is_settled and step.plan == race.leader != BASELINE:
             if line := self._watch.speed(seconds, usual_s):
                 self._say(line)
-                self.plans.learned.clear()  # its proof no longer holds
+                self.plans.learned.clear()  # the leader's proof is outdated
                 self.plans.store(race.leader, None)
                 self.race = self._race_of([race.leader], race.overhead)
             return
-        is_timed = step.is_usual and step.plan == race.active  # events may come after a switch
+        is_timed = step.is_usual and step.plan == race.active  # events may complete after a switch
         race.step_ended(seconds if is_timed else None, step.kind, race.elapsed_s)
         self._to_record = race.to_examine() or None
 
@@ -298,7 +298,7 @@ class RacedLoop:
     # The plan in force.
 
     def _go_on(self) -> None:
-        """Put the plan that the race chose for this step into force."""
+        """Put the race's plan for this step into force; apply a settled race's winner."""
         if self.race.is_settled and not self._evaluates:
             self._force(self.race.leader, self.race.proof)
         else:
@@ -316,7 +316,7 @@ class RacedLoop:
         if name == plans.in_force and (proof is None or plans.is_applied):
             return
         if name != BASELINE:
-            with suppress(Exception):  # `force` below reports the error
+            with suppress(Exception):  # `plans.force` reports the error
                 plans.contexts_of(name)  # planned once, so not counted as a switch
         prepared_s = clock.now()
         race.charge(prepared_s - begun_s, 0.0)

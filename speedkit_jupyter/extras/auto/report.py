@@ -25,7 +25,7 @@ LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
 
 
 def report(loop: RacedLoop | None, refused: Iterable[str] = (), busy: str = "") -> Document:
-    """Return the report of a loop's race: its line, a plot of its steps, and its plans."""
+    """Return the report of a loop's race: its line, plot and plans; without a loop: refusals."""
     if loop is None:
         return Document(WAITING, list(refused))
     headline = summary(loop, busy=busy) if loop.totals.steps else live_line(loop)
@@ -54,10 +54,10 @@ def _plans(loop: RacedLoop) -> Table:
 
 
 def steps_over_time(loop: RacedLoop) -> Figure:
-    """Return a plot with a dot for each step: milliseconds over the seconds of the loop."""
+    """Return a plot with a dot for each step in the log: milliseconds over the loop's seconds."""
     names = [*dict.fromkeys(name for _, name, _ in loop.log)]
     axes = axes_of(2.4 + 0.2 * len(names), "seconds since the loop began")
-    others = cycle(["C0", "C1", "C3", "C4", "C5", "C6", "C8", "C9"])  # not green, and not grey
+    others = cycle(["C0", "C1", "C3", "C4", "C5", "C6", "C8", "C9"])  # green and grey are taken
     for name in names:
         own = [(at_s, 1e3 * seconds) for at_s, one, seconds in loop.log if one == name]
         colour = {loop.race.leader: GOOD, BASELINE: NEUTRAL}.get(name) or next(others)

@@ -28,7 +28,7 @@ EXPLODED, EVERY, APART_S = 10.0, 5, 0.2
 # A plan leaks memory if GROWTHS readings in a row each grow by at least LEAST_GROWN bytes, and the
 # last plain readings by at most half as much on average. Caches fill faster and then stop.
 GROWTHS, LEAST_GROWN = 20, 2**18
-# The winner races again, once, if the median time of RECENT_STEPS steps grew over SLOWER times.
+# The winner races again, once, if RECENT_STEPS steps take over SLOWER times the usual (median).
 SLOWER, RECENT_STEPS = 1.25, 50
 
 
@@ -133,7 +133,7 @@ class RunWatch:
 
 
 def gradient_norm(optimizers: Iterable[torch.optim.Optimizer]) -> torch.Tensor | None:
-    """Return the 2-norm of dense gradients, copied to the CPU asynchronously; None if none."""
+    """Return the 2-norm of dense gradients, copied to the CPU asynchronously; None without any."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     found = (one.grad for group in groups for one in group["params"])
     gradients = [one for one in found if one is not None and one.layout is torch.strided]

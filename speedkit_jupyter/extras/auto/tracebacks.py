@@ -11,7 +11,7 @@ from speedkit_jupyter.support.tracebacks import P, R
 
 
 def hide_when_interrupted(hook: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a hook to hide its frames from Ctrl-C's traceback; IPython would show the last frame."""
+    """Wrap a hook to hide its frames in Ctrl-C's traceback; IPython always shows the last frame."""
 
     @wraps(hook)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -26,7 +26,7 @@ def hide_when_interrupted(hook: Callable[P, R]) -> Callable[P, R]:
 
 
 def _users_lines() -> list[str]:
-    """Return IPython's traceback of the current error as lines, without the hook's last frames."""
+    """Return IPython's traceback of the current error as lines, up to the last visible frame."""
     from IPython import get_ipython
 
     error: Any = sys.exc_info()[1]

@@ -108,7 +108,7 @@ def label(choice: Any) -> str:
 
 
 def problem_of(choices: Sequence[Any]) -> Problem | None:
-    """Return the kernels' product; None for dynamic shapes, equal labels, or none in LIBRARY."""
+    """Return the kernels' product, or None: dynamic or 1-D, equal labels, no kernel in LIBRARY."""
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
         return None

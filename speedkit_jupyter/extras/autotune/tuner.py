@@ -57,7 +57,7 @@ class Model:
 
 
 def models(name: str | None = None) -> list[Model]:
-    """Return the recorded models by device and version; with `name`, only this device's models."""
+    """Return a Model with the whole searches of each device (only `name`, if given) and version."""
     groups: dict[tuple[str, str], list[ranking.KernelSearch]] = {}
     for kept in database.kept("search", name):
         search = _read(SEARCH, kept.value)
@@ -205,7 +205,7 @@ def current() -> Tuner | None:
 
 
 def detected(device: torch.device | str | None = None) -> str:
-    """Return the name of a device's model; by default of the current GPU, or else the CPU."""
+    """Return the name of a device's `Model` (default: the current CUDA GPU, or else the CPU)."""
     return ranking.device_of(None if device is None else torch.device(device)).model
 
 

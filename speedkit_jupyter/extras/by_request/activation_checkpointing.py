@@ -91,14 +91,14 @@ def _plain_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 class Recomputed(Call):
     """A layer around a block, whose activations `torch.utils.checkpoint` recomputes.
 
-    Nothing is recomputed if gradients are disabled, forward hooks exist, or an argument may change.
+    Nothing is recomputed if gradients are disabled, torch forbids hooks on saved tensors, an
+    argument may change, or forward hooks exist, because they must run only once.
     """
 
     recomputes = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = torch_private.tree_leaves((args, kwargs))
-        # torch may forbid hooks on saved tensors, and the user's forward hooks must run only once.
         keeps = torch_private.can_hook_saved_tensors() and torch.is_grad_enabled() and self.acts()
         is_watched = has_hooks(self.module, FORWARD_HOOKS)
         if not keeps or is_watched or self._is_passed_an_object(leaves):
@@ -113,7 +113,7 @@ class Recomputed(Call):
         return result
 
     def _is_passed_an_object(self, leaves: Sequence[Any]) -> bool:
-        """Return True, with a note, if an argument is an object that may change, like a cache."""
+        """Return whether an argument is an object that may change, like a cache; if so, note it."""
         for leaf in leaves:
             is_own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
             if is_own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):

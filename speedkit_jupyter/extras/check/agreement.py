@@ -47,7 +47,7 @@ class RoundingLimits:
     def __init__(self, side: Side, precision: str, values: Values) -> None:
         self._precision, self._side = precision, side
         self._wide = partial(in_float64, [side.function] if side.state else [])
-        # Deviations are relative to a typical root mean square or more, as values may cancel.
+        # Deviations are relative to at least the typical RMS, because values may cancel.
         floats = {n: one for n, one in values.items() if _is_floating(one) and one.numel()}
         usual = {n: float(one.norm()) / math.sqrt(one.numel()) for n, one in floats.items()}
         self._usual = {name: size for name, size in usual.items() if math.isfinite(size)}
@@ -68,7 +68,7 @@ class RoundingLimits:
     def _run(
         self, own: CallResult, drawn: CallInputs, *around: Callable[[], AbstractContextManager[Any]]
     ) -> CallResult | None:
-        """Run the reference in `around`; return None on an error or if shapes differ from `own`."""
+        """Return the reference's result in `around`; None on an error, or if shapes differ."""
         with suppress(Exception):
             _, (found,) = self._side.calls([drawn], *around)
             first, second = ({n: t.shape for n, t in one.values.items()} for one in (found, own))
@@ -136,7 +136,7 @@ def _is_floating(one: torch.Tensor | None) -> bool:
 def _worst_parts(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, typical: float
 ) -> list[float]:
-    """Return the worst relative error of rows, columns and elements; `typical` is the least RMS."""
+    """Return relative errors of the worst row, column, element, or 0; `typical`: the least RMS."""
     if tensor is None or reference is None or not reference.numel():
         return [0.0] * 3
     wide = torch.promote_types(reference.dtype, torch.float32)

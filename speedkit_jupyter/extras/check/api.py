@@ -73,7 +73,7 @@ def check(
     seconds = arguments.seconds("budget_s", budget_s) or CHECK_BUDGET_S
     arguments.flag("gradients", gradients)
     with ExitStack() as stack:
-        if measurement_guard.in_progress() is None:  # else that guard restores state
+        if measurement_guard.in_progress() is None:  # an active guard restores state itself
             every = Step(lambda context: None, (), others=[candidate, reference, inputs])
             stack.enter_context(every.guarded())
         stack.enter_context(generators_kept())

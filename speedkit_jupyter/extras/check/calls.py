@@ -85,7 +85,7 @@ class Side:
         self, drawn: Sequence[CallInputs], *around: Callable[[], AbstractContextManager[Any]]
     ) -> tuple[float, list[CallResult]]:
         """Return the total seconds of calls on copies of these inputs, and the copied results."""
-        if self._is_watched and not self._watch:  # by now, the reference has imported its modules
+        if self._is_watched and not self._watch:  # not before: the reference's imports may patch
             self._watch = PatchWatch()
         given = [one.copied(gradients=self._gradients) for one in drawn]
         self._set(drawn[0].weights)
@@ -164,7 +164,7 @@ class Side:
 
 
 class PatchWatch:
-    """Watch torch's functions, clocks and flags; `changes` undoes and returns their changes."""
+    """Watch WATCHED and torch's flags; `changes` undoes and returns changes, except by torch."""
 
     def __init__(self) -> None:
         self._before = [(owner, _functions(owner)) for owner in WATCHED]

@@ -91,7 +91,7 @@ def copied(parts: Mapping[str, Any]) -> Values:
 
 
 def laid_out(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a copy in new memory with the same strides, alignment and conjugate bit."""
+    """Return a copy (of `dtype`, if given) with the same strides, alignment and conjugate bit."""
     if tensor.is_conj():
         return laid_out(tensor.conj(), dtype).conj()
     tensor = tensor.detach().resolve_neg()

@@ -56,7 +56,7 @@ class SizeCheck:
 
     @property
     def ratio(self) -> Ratio | None:
-        """Return the candidate's speed-up, or None if unknown."""
+        """Return the candidate's speed-up; None if it is unknown or the size did not pass."""
         if not self.passed or self.no_speed:
             return None
         return ratio_of(self.reference, self.candidate, self.error)

@@ -53,7 +53,7 @@ class RewriteJudge:
         self._source, self._budget = source, Budget(budget_s)
 
     def run(self, sizes: Mapping[str, Any]) -> list[SizeCheck]:
-        """Check sizes until one is wrong; skip sizes that run out of memory, raise other errors."""
+        """Return each size's check; `skipped` after a wrong size, or if first calls lack memory."""
         found: list[SizeCheck] = []
         for number, (name, size) in enumerate(sizes.items()):
             one = SizeCheck(name, size)

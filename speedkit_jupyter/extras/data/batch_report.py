@@ -82,7 +82,7 @@ class BatchSizes(Shown):
 
     @property
     def is_proven(self) -> bool:
-        """Return whether sizes below KNEE of the top rate are proven slower; False for one size."""
+        """Return whether sizes below KNEE of the top rate are proven slower; False for few data."""
         best = self.fastest
         if len(self.measured) == 1 or best.interval is None:
             return False

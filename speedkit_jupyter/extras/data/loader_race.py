@@ -118,7 +118,7 @@ class LoaderRace:
                 one.leave(DROPPED)
 
     def _attempt(self, one: LoaderWay, call: Callable[[], Any]) -> Any:
-        """Return a call's result; if it fails, drop the loader, or raise for the user's own."""
+        """Return a call's result; None if the loader is dropped. Raises the own loader's errors."""
         # If one loader's workers gave no batch, no others start: each could take a whole timeout.
         new = [way for way in self.ways[1:] if way.settings.num_workers and not way.times_s]
         if one in new and any(way.why_out for way in new):

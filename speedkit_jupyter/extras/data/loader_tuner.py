@@ -38,7 +38,7 @@ UNDONE = "Epochs have {:,} batches. All is as before the search; no worker is le
 
 @dataclass(repr=False)
 class LoaderTuning(Shown):
-    """The result of a tuning: the rebuilt `loader`, unchanged if nothing was proven faster."""
+    """The result of a tuning: a copy of the loader, with other settings if proven faster."""
 
     REPORT = f"{__name__}:loader_report"
 
@@ -169,8 +169,8 @@ def tune_loader(
         budget_s: seconds for everything (default: 20).
 
     Returns:
-        A DataLoader of the same class. Settings change only if the new ones are proven faster. Its
-        attribute `tuning` has the measurements.
+        A copy of the loader. Its settings change only if others are proven faster. Its attribute
+        `tuning` has the measurements.
 
     Raises:
         StepError: an argument is invalid, or the step can't be measured or never uses the loader.

@@ -285,7 +285,7 @@ def lengths_of(value: Any) -> list[int]:
 
 
 def _are_alike(value: Any) -> bool:
-    """Return whether a list or tuple has two or more mappings, or tensors of one dtype and rank."""
+    """Return whether a list or plain tuple has 2+ mappings, or tensors of one dtype and rank."""
     if not isinstance(value, list | tuple) or len(value) < 2 or hasattr(value, "_fields"):
         return False
     kinds = {(type(one), getattr(one, "dtype", None), getattr(one, "ndim", 0)) for one in value}

@@ -46,7 +46,7 @@ class DecodingCode(CompiledCode):
 
 
 class DecodingCall(Call):
-    """A layer that, inside `generate()`, compiles a model's one-token calls after the prompt."""
+    """A layer that runs compiled code for one-token calls after the prompt, inside `generate()`."""
 
     def __init__(self, module: torch.nn.Module, code: DecodingCode) -> None:
         super().__init__(module)

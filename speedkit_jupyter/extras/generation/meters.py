@@ -21,7 +21,7 @@ from speedkit_jupyter.step.watching import Watcher, watching
 
 
 class TokenWatcher(Watcher):
-    """Record the seconds to each result with a cache, from the previous one or from the start.
+    """Record the seconds to each result with a cache, from the start or the previous such result.
 
     The first call with a given cache counts as the prompt. `tokens` counts one per call and row.
     """
@@ -44,7 +44,7 @@ class TokenWatcher(Watcher):
 
 
 def token_times(runners: Sequence[Runner], budget: Budget) -> Iterator[Progress]:
-    """Record the times of tokens in a few additional steps of each runner, in turn."""
+    """Record token times in up to BLOCK_STEPS steps of each runner, in turn; yield progress."""
     parts = [part for model in runners[0].step.models for part in generating_parts(model)]
     seen: dict[int, list[TokenWatcher]] = {id(runner): [] for runner in runners}
     for number in range(BLOCK_STEPS if parts and runners[0].record.times_s else 0):

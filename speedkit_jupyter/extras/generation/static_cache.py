@@ -179,7 +179,7 @@ def rows_and_length(args: Any, kwargs: Mapping[str, Any], module: Any) -> tuple[
 
     These rule it out: beam search, assistants, prompt lookup, custom code, a second positional
     argument, the user's own cache or none, a returned cache (it must be able to grow), returned
-    attentions (another kernel), non-tensor inputs, dropout and autocast (compiled code differs).
+    attentions (another kernel), non-tensor inputs, training mode, autocast (compiled code differs).
     """
     if module.training or torch.is_autocast_enabled(module.device.type):
         return None

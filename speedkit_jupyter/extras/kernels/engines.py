@@ -75,7 +75,7 @@ class BlockLayout:
 
 
 def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
-    """Return blocks of `size` queries, by row if rows have different masks; or one single block."""
+    """Return blocks of `size` queries, by row if masks differ; one block if `size` covers all."""
     if size >= shape.queries:
         size = max(shape.queries, shape.keys, 1)
     each = torch.arange(shape.batch, device=shape.device).view(-1, 1, 1, 1)
@@ -118,7 +118,7 @@ def seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
 
 
 def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
-    """Return ranges of keys: the blocks of `size` keys that any query sees, or the first block."""
+    """Return ranges of keys: joined blocks of `size` keys that any query sees, else the first."""
     keys = mask.shape[-1]
     seen = torch.nn.functional.pad(mask.flatten(0, -2).any(0), (0, -keys % size))
     runs: list[tuple[int, int]] = []
@@ -251,7 +251,7 @@ def _scored(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> tor
     batch, heads, queries, width = q.shape
     exact = torch.promote_types(q.dtype, torch.float32)
     lowest = torch.finfo(exact).min
-    # Some devices lack autocast.
+    # torch.autocast refuses devices that lack autocast.
     kind = q.device.type if torch.amp.is_autocast_available(q.device.type) else "cpu"
     with torch.autocast(kind, enabled=False):
         scaled = q.to(exact) * (width**-0.5 if scale is None else scale)

@@ -38,7 +38,7 @@ class Pattern:
     def seen(
         self, rows: int = 1, heads: int = 1, queries: int = 1, keys: int = 1, device: Any = None
     ) -> torch.Tensor:
-        """Return the mask for these sizes; a dimension that the function ignores has size 1."""
+        """Return the mask, with size 1 in dimensions that it ignores; a single True without one."""
         if self.mask is None:
             return torch.ones((), dtype=torch.bool, device=device)
         return self.mask(*positions(rows, heads, queries, keys, device=device))

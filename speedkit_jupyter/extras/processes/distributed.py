@@ -204,7 +204,7 @@ class InnerModel(torch.nn.Module):
 class ReplicatedCalls(Call):
     """A wrapper that calls a model through `DistributedDataParallel`, which averages gradients.
 
-    After calls of other methods, or a second backward pass, this class averages the gradients.
+    This class averages where DDP doesn't: in second backward passes, and after other methods.
     """
 
     def __init__(self, module: torch.nn.Module, reduce: str, only_in: int | None) -> None:

@@ -83,7 +83,7 @@ class Launch:
 
 
 def names_of(source: str) -> tuple[set[str], set[str]]:
-    """Return all global names in code, including words in magics, and the names that code binds."""
+    """Return global names in code (and words in texts, with magics or `eval`), and bound names."""
     found = global_names(compile(source, "<cell>", "exec"))
     return {*found.read, *found.bound, *(found.texts or ())}, {*found.bound}
 

@@ -78,7 +78,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def _claim(self, address: int, owner: Any) -> None:
-        """Raise TypeError if a NumPy array shares memory: sending would duplicate the memory."""
+        """Raise TypeError if a NumPy array shares memory, which sending would duplicate."""
         held = self._owners.setdefault(address, owner)
         if address and held is not owner and np.ndarray in (type(held), type(owner)):
             raise TypeError("it shares memory with another array or tensor that is sent")

@@ -72,7 +72,7 @@ def join(path: str, backend: str) -> None:
 
 
 def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
-    """Run a cell with the objects in `sent`; rank 0 writes `reply`; then undo names and plans."""
+    """Run a cell on `sent`, write `reply` on rank 0, undo names and plans; return the Outcome."""
     shell = sys.modules["IPython"].get_ipython()
     outcome = Outcome(int(os.environ["RANK"]))
     space, shown = shell.user_ns, shell._showtraceback

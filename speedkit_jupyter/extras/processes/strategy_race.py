@@ -87,7 +87,7 @@ def race(
                 blocks[name].append(_block(name, step, model, optimizers, steps))
             if rounds.number == 1:  # the warm-up, which gives the slowest strategy's step time
                 slowest_s = max(every.pop()[0] for every in blocks.values())
-                # Ranks leave a barrier up to a few milliseconds apart; blocks include this time.
+                # Long blocks: ranks leave a barrier up to a few timed milliseconds apart.
                 steps = block_length(slowest_s, block_s=5 * BLOCK_S)
             is_enough = rounds.number > least_rounds(len(strategies))
             over = [time.monotonic() > until_s and is_enough]

@@ -156,7 +156,7 @@ def _placed(events: Iterable[Any]) -> Iterator[tuple[Any, OperatorPlace]]:
     """Yield each synchronous CPU event with its place, outer events first.
 
     Operators within an ATen operator count for the outer one: `aten::linear` calls `aten::addmm`.
-    A node of the backward pass belongs to the module of the last forward event with its number.
+    A backward node's module is the module around it, else the module of its last forward event.
     """
     known: dict[int, OperatorPlace] = {}
     makers: dict[tuple[int, int], str] = {}

@@ -345,7 +345,7 @@ def _lines_table(profile: Profile) -> Table:
 
 
 def _costs_tables(profile: Profile) -> list[Any]:
-    """Return the tables of modules and operators."""
+    """Return the tables of modules and operators, with notes; empty without costs."""
     if (costs := profile.costs) is None:
         return []
     # With one root, names omit the root: `unet.mid_block` instead of `pipe.unet.mid_block`.
@@ -369,7 +369,7 @@ def _costs_tables(profile: Profile) -> list[Any]:
         return [(len(roots) == 1 and cost.name.partition(".")[2]) or cost.name, cost.kind]
 
     def operator(cost: Cost) -> list[str]:
-        """Shorten `aten::linear` to `linear`, `Optimizer.step#AdamW.step` to `AdamW.step`."""
+        """Return `linear` for `aten::linear`, `AdamW.step` for `Optimizer.step#AdamW.step`."""
         name = cost.name.rpartition("#")[2].removeprefix("aten::")
         return ["DataLoader" if cost.name.startswith("enumerate(DataLoader)") else name]
 

@@ -85,7 +85,7 @@ def policy_of(policy: Any) -> StateRule:
 
 @contextmanager
 def buffers_kept(operator: Any) -> Iterator[None]:
-    """Restore buffers and random generators after the block: trials don't count as steps."""
+    """Restore buffers, random state and settings after the block: trials don't count as steps."""
     modules = operator.modules() if isinstance(operator, torch.nn.Module) else ()
     before = Snapshot(Walk(list(map(buffer_table, modules))))
     try:

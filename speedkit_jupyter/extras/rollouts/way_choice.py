@@ -28,8 +28,8 @@ ROUNDS = (10, 30)
 COMPILING_S = 5.0
 # Error probability of each test: an eighth of the usual one, as several ways and rounds are tested.
 ERROR = statistics.ERROR / 8
-# Words that only change the order of operations. Such ways may drift twice as far as one rounding
-# of the first state, because they may round up where the plain way rounds down.
+# Words that at most change the order of operations. Ways of only these words may drift twice as
+# far as one rounding of the first state: they may round up where the plain way rounds down.
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
 # States of the first SAMPLES of a batch are compared at under 2 * POINTS evenly spaced steps.
 POINTS, SAMPLES = 40, 2

@@ -190,7 +190,7 @@ class TrainerAdvisor:
         return self._benchmark.result()
 
     def advice(self) -> Document:
-        """Return the line with the arguments that are proven faster, and the share of padding."""
+        """Return a report: arguments proven faster (or that none are), and padding if avoidable."""
         found, content = self.result(), list[str]()
         if (padding := self._padding()) is not None:
             content.append(

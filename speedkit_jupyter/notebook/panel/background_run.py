@@ -26,8 +26,8 @@ END = object()
 class BackgroundRun:
     """A benchmark or search in the background; calls `told(self)` at each pause and at the end.
 
-    `message` is the reason for a failure, `result` the result, if any, once the run has ended. The
-    user's state is in place whenever another task of the event loop runs.
+    `message` is the reason if the run failed or no round fitted; `result` is the result after the
+    run, or None. The user's state is in place whenever another task of the event loop runs.
     """
 
     def __init__(self, engine: Any, told: Callable[[BackgroundRun], None]) -> None:
@@ -78,7 +78,7 @@ class BackgroundRun:
             self._blocks.close()
 
     def _run_block(self) -> bool:
-        """Run the next block; return False if none is left. The kernel's stop button ends the run.
+        """Run the next block; return whether there was one. The kernel's stop button ends the run.
 
         Between cells a kernel ignores this button's signal, so a handler is set for the block.
         """
@@ -100,7 +100,7 @@ class BackgroundRun:
                 signal.signal(signal.SIGINT, before)
 
     async def _give_up_turn(self) -> float:
-        """Call `told`, let other tasks run; return overhead seconds. Changed state ends the run."""
+        """Call `told`, let other tasks run; return pausing seconds. Changed state ends the run."""
         start, given_s = time.perf_counter(), 0.0
         here = measurement_guard.in_progress()
         try:
@@ -116,7 +116,7 @@ class BackgroundRun:
         return time.perf_counter() - start - given_s
 
     def _measure(self, engine: Any) -> Generator[None, None, None]:
-        """Run all blocks, record how the run ends; catch Ctrl-C, which would end the event loop."""
+        """Yield after each block, record the end; catch Ctrl-C, which would end the event loop."""
         steps: Any = engine.run()
         end: Literal["done", "stopped", "failed"] = "stopped"  # also if the event loop is closed
         try:
@@ -144,7 +144,7 @@ class BackgroundRun:
 
 
 def later_in_main_thread(call: Callable[[], object]) -> bool:
-    """Return True if the main thread will run `call` later; False there or without a kernel.
+    """Return True if the main thread will run `call` later; False in it or without a kernel.
 
     JupyterLab 4.5 and later send clicks to another thread, which also runs during a cell.
     """

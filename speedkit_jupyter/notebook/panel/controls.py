@@ -141,7 +141,7 @@ def auto_checkbox() -> Any:
 
 
 def _tooltip(kind: Any, text: str) -> dict[str, str]:
-    # Some widgets of ipywidgets 7 have another keyword.
+    # Some widgets of ipywidgets 7 call the tooltip `description_tooltip`.
     return {"tooltip" if kind.class_traits().get("tooltip") else "description_tooltip": text}
 
 

@@ -56,7 +56,7 @@ def _base(instance: Any) -> Any:
 
 
 def _is_a_plans(value: Any) -> bool:
-    """Return whether SpeedKit made this value, such as a plan's hook or patched call."""
+    """Return whether SpeedKit made this value, such as a plan's hook; False for a `Replay`."""
     function = value.__func__ if type(value) is MethodType else value
     for _ in range(4):
         if type(function) is not FunctionType:

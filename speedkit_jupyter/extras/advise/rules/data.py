@@ -29,14 +29,14 @@ from speedkit_jupyter.extras.data.bucketed import bucketed, few_lengths, keeps_l
 from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 from speedkit_jupyter.support.units import count, share
 
-# Seconds to start and end a worker in an idle process (AMD EPYC, 2 cores).
+# Least seconds to start and end a worker, measured in an idle process (AMD EPYC, 2 cores).
 START_S = 0.06
 
 
 def other_loader(
     seen: Situation, own: Any, settings: LoaderSettings, lengths: Sequence[int] = ()
 ) -> Remedy | None:
-    """Return a remedy that rebuilds the loader `own` in a block; None if the step creates it."""
+    """Return a remedy: `own` gets `settings` and pads to `lengths`. None if the step creates it."""
     numbers = [at for at, one in enumerate(seen.subject.loaders) if one is own]
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:
@@ -89,7 +89,7 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
-    """Return whether workers may help, judged by samples; False for unbatched or in-memory data."""
+    """Return whether workers can load samples; False if unbatched, in memory, or failing."""
     if loader.batch_sampler is None or loader_settings.takes_whole_batches(loader):
         return False
     seen.settle()
@@ -103,7 +103,7 @@ def _gain_of_workers(seen: Situation, data: float, number: int) -> Gain:
 
     On a CPU, workers take cores from the step, which at worst halves its speed: a small CNN on two
     cores, which spent half of its step loading, was 0.82 to 0.87 times as fast with one or two
-    workers. At worst, each loop also waits for its first batch.
+    workers. At worst, each loop also waits for its workers to start and for its first batch.
     """
     computing = 1 - data
     loops = max(draws.loops for draws in seen.observed.draws.values())
@@ -202,7 +202,7 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
 def padded(words: torch.Tensor) -> tuple[float, float] | None:
     """Return the shares of padding and of columns after the longest row, in a batch of token ids.
 
-    Padding is the last column's most common value at row ends. None without padding or token ids.
+    Padding is the last column's usual value at row ends. None without padding, ids or 8 columns.
     """
     if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
         return None

@@ -167,7 +167,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
 def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     """Find lines that wait for the device: `.item()`, `print(loss)`, `if loss > 0`.
 
-    On a CPU these lines don't wait; a line counts from 16 calls per step, with all of its time.
+    On a CPU these lines don't wait: a line counts from 16 calls per step, with its other time, too.
     """
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():

@@ -170,7 +170,7 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _outermost(seen: Situation, idle: Sequence[torch.nn.Parameter]) -> str:
-    """Return the expression of the first module with only idle parameters: `net.body`, `net[0]`."""
+    """Return code for the first module with only idle parameters (`net[0]`), or "parameter"."""
     ids = {id(one) for one in idle}
     for module in (part for model in seen.subject.models for part in model.modules()):
         own = {id(one) for one in module.parameters()}
