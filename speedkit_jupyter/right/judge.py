@@ -155,8 +155,7 @@ class StepJudge:
         """Judge a changed model: "wrong" if broken or untrained, "not checked" or "other model"."""
         if self.void:
             return Accuracy("not checked", self.void)
-        precision = self.judged_in(precision)
-        if fault := self._broken(run, precision, other=True):
+        if fault := self._broken(run, precision := self.judged_in(precision), other=True):
             return fault
         known = [(name, row, row.error) for (_, name), row in run.rows.items() if row.error]
         for name, row, error in known:
