@@ -271,7 +271,7 @@ def host_memory() -> Any:
 
 
 def cpu_features(capabilities: dict[str, object]) -> tuple[str, ...]:
-    """Return the instruction sets that plans use, from torch's `capabilities` or /proc/cpuinfo."""
+    """Return the CPU's instruction sets that plans use, from `capabilities` or /proc/cpuinfo."""
     known = dict(capabilities or dict.fromkeys(_in_cpuinfo("(?:flags|Features)").split(), True))
     known["avx512_f"] = known.get("avx512_f") or known.get("avx512f")
     known["arm_bf16"] = known.get("arm_bf16") or known.get("bf16")

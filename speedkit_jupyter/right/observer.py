@@ -51,7 +51,7 @@ MASKS = re.compile(f"mask|{CACHE}|cache|position")
 
 @dataclass(frozen=True)
 class RunKind:
-    """The use of the trace by an observed run, and the end of the run."""
+    """How an observed run uses the trace, and when the run ends."""
 
     extends: bool = False  # True if the run adds to the trace
     ends_early: bool = False  # True if the run ends when no more values are compared

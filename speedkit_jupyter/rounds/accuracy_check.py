@@ -144,8 +144,8 @@ class AccuracyCheck:
         if len(runs) < most:
             wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
             around: Surrounding = partial(reference.rounded, precision, len(runs), runner.scale())
-            # First try a run that copies the trace's parameters: an optimizer step in float64 takes
-            # as long as the rest of the run. If this run fails, optimizers get gradients.
+            # First try a run that copies the trace's parameters instead of stepping optimizers: a
+            # step in float64 takes as long as the rest of the run. If it fails, step optimizers.
             for kind in (observer.LED_CONTROL_RUN, observer.CONTROL_RUN):
                 with suppress(Exception):
                     given = [*self._plain(kind, wide), around]

@@ -38,7 +38,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.torchglue import heap
 from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 
-# The phases of a search, by number in its progress.
+# Phase numbers, as shown in a search's progress.
 FIRST_STEP, RACING, PROVING = range(1, 4)
 
 

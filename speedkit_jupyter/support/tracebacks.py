@@ -44,7 +44,7 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def users_part(error: BaseException) -> TracebackType | None:
-    """Return the traceback after `hide_internal_frames`; None if frames of SpeedKit follow it."""
+    """Return the traceback from the user's first frame on; None if SpeedKit's code raised."""
     ours = [entry for entry in _entries(error) if _is_ours(entry)]
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 

@@ -93,7 +93,7 @@ class SubprocessCompiler:
         return Path(folder, f"speedkit-{hashlib.sha256(words.encode()).hexdigest()[:32]}")
 
     def is_done(self) -> bool:
-        """Return whether the process ended, failed or isn't needed; mark graphs, set `why_not`."""
+        """Return whether compiling is over or unneeded; mark compiled graphs or set `why_not`."""
         code = None if self._process is None else self._process.poll()
         if code == 0 and self._mark != Path():
             with suppress(OSError):

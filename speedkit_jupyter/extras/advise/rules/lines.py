@@ -37,7 +37,7 @@ class CostlyCode(NamedTuple):
     """A kind of slow statement, and its remedy.
 
     `nodes` finds statements in the executed code; statements below the share `taken` of the step
-    don't count. `because` is the end of the evidence. The remedy makes the statement `least` to
+    don't count. `because` is added to the evidence. The remedy makes the statement `least` to
     `most` times as fast. Titles may contain {place}, {code} and {name}, the called function.
     """
 
