@@ -26,7 +26,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.units import count
 
 HINT = (
-    "code that calls .view() on weights or gradients needs .reshape(); safetensors wants "
+    "code that calls .view() on activations or weights needs .reshape(); safetensors wants "
     "contiguous tensors: save {k: v.contiguous() for k, v in model.state_dict().items()}"
 )
 SHARED = "as before: other tensors (a view, a state_dict, an array) follow the weight's memory"

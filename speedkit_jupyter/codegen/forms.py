@@ -12,18 +12,6 @@ import torch
 from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.codegen import script as scripts
-from speedkit_jupyter.codegen.script import (
-    LIGHTNING,
-    MODEL,
-    Script,
-    assembled,
-    call_of,
-    comment,
-    function,
-    indented,
-    keywords,
-    making,
-)
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.planning import plan as plan_for
@@ -47,7 +35,7 @@ def code(
     optimizers: Optimizers = (),
     *,
     model: torch.nn.Module | None = None,
-    name: str = MODEL,
+    name: str = scripts.MODEL,
     names: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the plan as source code that does not need SpeedKit.
@@ -87,7 +75,7 @@ def code(
         forms = ", ".join(FORMS)
         raise SpeedKitError(f"there is no form {form!r}: {forms}.{did_you_mean(form, FORMS)}")
     name = arguments.word("name", name)
-    given = optimizers, names, call_of(model), name
+    given = optimizers, names, scripts.call_of(model), name
     if form in ADDED:
         written: str = import_module(ADDED[form]).write(plan, *given)
         return written
@@ -110,41 +98,41 @@ def as_of_now(
     return plan_for(made.config, made.hardware, replace(made.facts, optimizers=facts)), optimizers
 
 
-def _torch(script: Script) -> str:
+def _torch(script: scripts.Script) -> str:
     compiled = next((one.compiled for one in script.snippets if one.compiled), "")
-    called, prepare = MODEL, []
-    if compiled and script.call.own_loss == LIGHTNING:  # `training_step` calls the model itself
+    called, prepare = scripts.MODEL, []
+    if compiled and script.call.own_loss == scripts.LIGHTNING:  # its method calls the model itself
         prepare = [f"model.forward = {compiled.replace('(model', '(model.forward', 1)}"]
     elif compiled:
         called, prepare = "compiled_model", [f"compiled_model = {compiled}"]
     blocks = [
-        *script.setup(), *script.blocks("model"), making(script), prepare, script.lowered(called),
-        *script.blocks("training"),
+        *script.setup(), *script.blocks("model"), scripts.making(script), prepare,
+        script.lowered(called), *script.blocks("training"),
     ]  # fmt: skip
-    return assembled(script, blocks, function(script, called))
+    return scripts.assembled(script, blocks, scripts.function(script, called))
 
 
-def _transformers(script: Script) -> str:
+def _transformers(script: scripts.Script) -> str:
     """Return code with a Trainer and its arguments. Raises SpeedKitError for several optimizers."""
     if len(script.optimizers) > 1:
         raise SpeedKitError("Trainer takes one optimizer, and the plan has more: use --as torch")
     options = {k: v for snippet in script.snippets for k, v in snippet.arguments.items()}
     make = [
-        *comment("Add your own arguments to these."),
-        f"arguments = TrainingArguments({keywords(options)})",
+        *scripts.comment("Add your own arguments to these."),
+        f"arguments = TrainingArguments({scripts.keywords(options)})",
     ]
     given = {"model": "model", "args": "arguments", "train_dataset": "train_dataset"}
     if script.optimizers:
         given["optimizers"] = f"({script.names[0]}, None)"
     body = [
-        f"trainer = Trainer({keywords(given)}, **more)",
+        f"trainer = Trainer({scripts.keywords(given)}, **more)",
         *script.surrounded(["trainer.train()"]),
         "return trainer",
     ]
-    return assembled(
+    return scripts.assembled(
         script,
-        [*script.setup(), make, *script.blocks("model"), making(script)],
-        ["def train(train_dataset, **more):", *indented(body)],
+        [*script.setup(), make, *script.blocks("model"), scripts.making(script)],
+        ["def train(train_dataset, **more):", *scripts.indented(body)],
         "from transformers import Trainer, TrainingArguments",
     )
 

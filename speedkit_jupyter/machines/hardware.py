@@ -13,16 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    PrivateAttr,
-    ValidationError,
-)
+import pydantic
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.machines import devices, gemm_rates
@@ -47,11 +38,11 @@ _ROCM_BF16 = re.compile(r"gfx(908|90a|94|95|11|12)")
 # Optional libraries that decisions depend on, by their names on PyPI.
 OPTIONAL = ("torchao", "flash-attn-3", "flash-attn-4", *devices.TPUS.values())
 
-Shown = Annotated[str, AfterValidator(printable)]
+Shown = Annotated[str, pydantic.AfterValidator(printable)]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class _Record(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
 
 class Cpu(_Record):
@@ -59,9 +50,9 @@ class Cpu(_Record):
 
     name: Shown = "unknown"
     architecture: Shown = "x86_64"
-    logical_cores: PositiveInt = 1
-    usable_cores: PositiveInt = 1
-    memory_bytes: NonNegativeInt = 0
+    logical_cores: pydantic.PositiveInt = 1
+    usable_cores: pydantic.PositiveInt = 1
+    memory_bytes: pydantic.NonNegativeInt = 0
     features: tuple[str, ...] = ()
     gemm: GemmRates | None = None
 
@@ -76,10 +67,10 @@ class Accelerator(_Record):
 
     kind: devices.Name
     name: Shown = "unknown"
-    capability: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    capability: tuple[pydantic.NonNegativeInt, pydantic.NonNegativeInt] | None = None
     rocm: Shown | None = None
-    memory_bytes: NonNegativeInt = 0
-    multiprocessors: NonNegativeInt = 0
+    memory_bytes: pydantic.NonNegativeInt = 0
+    multiprocessors: pydantic.NonNegativeInt = 0
     bf16_reported: bool = False
 
     @property
@@ -130,8 +121,10 @@ class Hardware(_Record):
     cxx: str | None = None
     triton: bool = False
     cuda_architectures: tuple[Shown, ...] = ()
-    libraries: dict[str, Shown] = Field(default_factory=lambda: installed_versions(OPTIONAL))
-    _pinned: str = PrivateAttr("")
+    libraries: dict[str, Shown] = pydantic.Field(
+        default_factory=lambda: installed_versions(OPTIONAL)
+    )
+    _pinned: str = pydantic.PrivateAttr("")
 
     @property
     def pinned(self) -> str:
@@ -225,7 +218,7 @@ class Hardware(_Record):
             if not text.lstrip().startswith("{"):
                 name, text = text, arguments.file_text(machines.find(text))
             return cls.model_validate_json(text)
-        except ValidationError as error:
+        except pydantic.ValidationError as error:
             problems = ((".".join(map(str, one["loc"])), one["msg"]) for one in error.errors())
             raise ConfigError(
                 f"{name}: {': '.join(filter(None, one))}" for one in problems

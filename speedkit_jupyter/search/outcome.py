@@ -99,7 +99,10 @@ class Tuning(Shown):
             told = [best.told(), best.above_limit]
         elif why or self.most >= thresholds.LEAST_WORTH_FINDING:
             told = [f"{why} before anything helped" if why == INTERRUPTED else why]
-            told += [f"best seen: {best.told()}" if best else "", LONGER_BUDGET]
+            told += [
+                f"best seen: {best.told()}" if best and best.range[1] > 1 else "",
+                LONGER_BUDGET,
+            ]
         self.unclear = "; ".join(filter(None, told))
 
     @property

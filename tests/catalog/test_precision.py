@@ -111,16 +111,16 @@ def test_results_keep_their_structure_and_other_objects_stay_themselves(applied)
     class Head(nn.Module):
         def forward(self, x):
             y = inner(x)
-            return {"a": (y, x.long()), "b": Output(y, [inner(x)]), "c": "text", "d": cache}
+            policy = torch.distributions.Independent(torch.distributions.Normal(y, 1.0), 1)
+            return {"a": (y, x.long()), "b": Output(y, [inner(x)]), "d": cache, "e": policy}
 
     net.head = Head()
     found = net(X)
     assert found["a"][0].dtype is torch.float32
     assert found["a"][1].dtype is torch.int64
     assert type(found["b"]) is Output
-    assert found["b"].logits is found["a"][0]
+    assert found["b"].logits is found["e"].base_dist.loc is found["a"][0]
     assert found["b"].kept[0].dtype is torch.float32
-    assert found["c"] == "text"
     assert found["d"] is cache
 
 

@@ -145,7 +145,8 @@ def graph_of(results: Iterable[Any]) -> list[Any]:
 def converted(results: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return results in the same structure, with each tensor replaced by `convert(tensor)`.
 
-    Containers are copied; dataclasses only if a tensor changes. A repeated tensor stays one object.
+    Containers are copied; other objects only if a tensor in their attributes, or in an attribute's
+    distribution, changes. A repeated tensor stays one object.
     """
     known: dict[int, tuple[Any, Any]] = {}  # by id: the value, kept alive, and its result
 
@@ -158,10 +159,7 @@ def converted(results: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> 
     def _replaced(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return convert(value)
-        if not dataclasses.is_dataclass(value) or isinstance(value, type):
-            return value
-        fields = (one.name for one in dataclasses.fields(value))
-        parts = {name: getattr(value, name) for name in fields if hasattr(value, name)}
+        parts = _parts_of(value)
         changed = tree_map(replaced, parts)
         pairs = zip(tree_leaves(changed), tree_leaves(parts), strict=True)
         if all(new is old for new, old in pairs):
@@ -175,6 +173,19 @@ def converted(results: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> 
         return tree_map(replaced, results)
     finally:
         known.clear()  # the two functions refer to each other, and would keep tensors alive
+
+
+def _parts_of(value: Any) -> dict[str, Any]:
+    """Return a dataclass's fields, or the tensors and distributions in an object's attributes."""
+    if isinstance(value, (type, torch.nn.Module)):
+        return {}
+    if dataclasses.is_dataclass(value):
+        names = (one.name for one in dataclasses.fields(value))
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    kinds = torch.Tensor, torch.distributions.Distribution
+    return {
+        n: part for n, part in getattr(value, "__dict__", {}).items() if isinstance(part, kinds)
+    }
 
 
 def _has_methods(kind: type) -> bool:

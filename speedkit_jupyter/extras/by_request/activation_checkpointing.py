@@ -30,8 +30,8 @@ WRITES = "a {} writes to its inputs: leave activation_checkpointing out"
 PASSED = "a {} is passed a {}, which it may write to, so it is called once (use_cache=False?)"
 HUGGING_FACE = '{"use_reentrant": False}'
 CODE = """\
-blocks = [block for block in model.modules() if type(block).__name__ in {kinds}]
-for block in blocks:
+for name in {names}:  # running statistics, as of batch norm, change twice in a step
+    block = model.get_submodule(name)
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
 
 
@@ -72,8 +72,7 @@ class ActivationCheckpointing(Optimization):
                 return Snippet(model=(f"model.gradient_checkpointing_enable({HUGGING_FACE})",))
             own = "gradient_checkpointing"
             return Snippet(arguments={own: "True", f"{own}_kwargs": HUGGING_FACE})
-        kinds = " ".join(f'"{name}",' for name in facts.block_classes)
-        lines = CODE.format(kinds=f"({kinds})").splitlines()
+        lines = CODE.format(names=list(facts.block_names)).splitlines()
         checkpoint = "from torch.utils.checkpoint import checkpoint"
         return Snippet(imports=("from functools import partial", checkpoint), model=tuple(lines))
 

@@ -204,7 +204,7 @@ def test_the_code_of_each_form_does_the_same(form):
     decided = plan(asked(), facts=Facts.read(model))
     text = code(decided, form, model=model)
     lines = text[text.index("from functools") :].splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("blocks ="))
+    start = next(i for i, line in enumerate(lines) if line.startswith("for name in"))
     end = next(i for i, line in enumerate(lines) if "use_reentrant=False" in line)
     space = {"model": model}
     imports = ["from functools import partial", "from torch.utils.checkpoint import checkpoint"]
