@@ -260,6 +260,8 @@ class SpeedContext:
                     rest[-1]._apply()
         CHANGES.tell(model)
 
+    @torch.inference_mode(False)  # else new memory of weights would be inference tensors
+    @torch.no_grad()
     def _apply(self, observe: bool = True) -> None:
         """Apply the plan; decline parts without effect. If `observe`, first record `before`."""
         with self.target.searched_once(), ExitStack() as stack:
@@ -273,6 +275,8 @@ class SpeedContext:
             self._around = {d.name: named(d.name).around_forward(d, target) for d in plan}
             self._stack = stack.pop_all()
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def _undo(self) -> None:
         """Take the plan off the model, if it is in force."""
         stack, self._stack = self._stack, None

@@ -49,7 +49,6 @@ def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
 
 def test_a_second_search_checks_what_the_first_has_learned(made):
     first = tune(made()[2], budget_s=4)
-    assert first.learned is None
     assert first.winner.name == "fused_optimizer"
     _, optimizer, step = made()  # as after a restart: other objects
     second = tune(step, budget_s=4)

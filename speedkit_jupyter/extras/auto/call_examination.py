@@ -226,7 +226,6 @@ class Examiner:
 
         Raises TimeoutError if a forward pass ends after `most_s` seconds.
         """
-        draw_again = nullcontext if compiles else partial(replayed, set())  # modes disable Dynamo
         every = parameters_of(self._plans.live_models)
         trained = [one for one in every if id(one) in self._gradients]
         found: dict[int, torch.Tensor] = {}
@@ -234,7 +233,9 @@ class Examiner:
         for call in self._calls:
             list(call.random.restore(compares=False))
             args, kwargs = tree_map(_apart, call.arguments)
-            with torch.set_grad_enabled(bool(call.gradients)), draw_again():
+            plain = compiles or call.drawn is None  # a mode would disable Dynamo
+            draw_again = nullcontext() if plain else replayed(set())
+            with torch.set_grad_enabled(bool(call.gradients)), draw_again:
                 forward = partial(call.module, *args, **kwargs)
                 repeated = tensors_in(interrupts.in_a_window(forward))
             floats = [one for one in repeated if one.is_floating_point()]

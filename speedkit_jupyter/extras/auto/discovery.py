@@ -14,6 +14,7 @@ from speedkit_jupyter.catalog.model_changes.calls import around
 from speedkit_jupyter.catalog.precision import Lowered
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.private import current_node, is_transforming
+from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Maximum number of optimizer steps in one loop step (the period), which counts once it repeats.
 MOST_IN_A_PERIOD = 8
@@ -59,7 +60,7 @@ class Discovery:
             if not torch.compiler.is_compiling() and threading.get_ident() == here:
                 self._depth += 1
                 if self._depth == 1:
-                    self._called(module)
+                    self._called(module, needs_gradients(args))
 
         def after(module: torch.nn.Module, args: Any, result: Any) -> None:
             if not torch.compiler.is_compiling() and threading.get_ident() == here:
@@ -76,7 +77,7 @@ class Discovery:
             self._handles.pop().remove()
         self._forget()
 
-    def _called(self, module: torch.nn.Module) -> None:
+    def _called(self, module: torch.nn.Module, needs_gradients: bool) -> None:
         parameter = next(module.parameters(), None)
         if parameter is None or current_node() is not None:  # a checkpoint's recomputation
             return
@@ -91,7 +92,7 @@ class Discovery:
             is_available = torch.amp.is_autocast_available(kind)
             if is_available and not around(module, Lowered):  # a plan's autocast doesn't count
                 self.has_autocast |= torch.is_autocast_enabled(kind)
-        elif not module.training and not self.models:
+        elif not module.training and not self.models and not needs_gradients:
             self._predicting[id(module)] += 1
             if self._predicting[id(module)] == FIRST_STEPS:
                 self._predicts(module)
@@ -131,3 +132,8 @@ class Discovery:
             if all(a == b for a, b in zip(seen, seen[period:], strict=False)):
                 return period
         return 0
+
+
+def needs_gradients(*inputs: Any) -> bool:
+    """Return whether autograd records a call for one of its inputs."""
+    return torch.is_grad_enabled() and any(one.requires_grad for one in tensors_in(inputs))

@@ -13,6 +13,7 @@ import torch
 from speedkit_jupyter.catalog.model_changes.calls import CALLS, HOOKS
 from speedkit_jupyter.extras.auto import call_examination
 from speedkit_jupyter.extras.auto.compiling import BackgroundCompile
+from speedkit_jupyter.extras.auto.discovery import needs_gradients
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
 from speedkit_jupyter.extras.auto.run_watch import RECENT_STEPS, RunWatch
@@ -86,6 +87,10 @@ class RacedLoop:
         __tracebackhide__ = True  # in errors of the user's model
         if self._examiner.is_repeating or current_node() is not None:  # a checkpoint recomputes
             return below(*args, **kwargs)
+        if not self.trains and needs_gradients(args, kwargs):  # the race compares no gradients
+            is_plain = self.plans.in_force == BASELINE
+            self._force(BASELINE)
+            return (below if is_plain else module)(*args, **kwargs)
         if self.is_paused:
             return self._guarded(module, below, args, kwargs)
         if self.trains and not torch.is_grad_enabled():

@@ -36,7 +36,7 @@ def report(loop: RacedLoop | None, refused: Iterable[str] = (), busy: str = "") 
 
 def _plans(loop: RacedLoop) -> Table:
     race, served, rows = loop.race, Counter(plan for _, plan, _ in loop.log), []
-    for name in dict.fromkeys((BASELINE, *race.tried, *race.waiting)):
+    for name in dict.fromkeys((BASELINE, *race.tried, *race.waiting, *race.reasons)):
         duel, rounds, speedup = race.tried.get(name), "", ""
         if duel is not None and duel.pairs:
             rounds, speedup = f"{len(duel.pairs):,}", f"{units.ratio(duel.median)} {duel.leader}"

@@ -384,9 +384,10 @@ def test_a_model_that_predicts_races_by_its_calls_and_its_modules_keep_no_hooks(
     with torch.no_grad():
         for _ in range(500):
             net(torch.rand(4, 8))
-    assert not running.latest.trains
     assert "bf16" in running.latest.race.leader
     assert not modules._has_any_global_hook()
+    net(torch.rand(4, 8, requires_grad=True))  # no gradient was compared
+    assert running.latest.plans.in_force == BASELINE
 
 
 def test_in_the_next_cell_the_modules_of_a_known_loop_keep_no_hooks(loop, running):

@@ -15,14 +15,8 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.model_changes.calls import is_compiled
-from speedkit_jupyter.extras.advise.advice import (
-    Gain,
-    Opportunity,
-    Remedy,
-    Subject,
-    amdahl,
-    without,
-)
+from speedkit_jupyter.extras.advise import advice
+from speedkit_jupyter.extras.advise.advice import Gain, Opportunity, Remedy, Subject, amdahl
 from speedkit_jupyter.extras.advise.situation import ObservedModelCall, Situation
 from speedkit_jupyter.extras.data import loader_settings
 from speedkit_jupyter.extras.data.bucketed import bucketed, few_lengths, keeps_loss, length_of
@@ -153,7 +147,7 @@ def padding(seen: Situation) -> Iterator[Opportunity]:
     # A remedy saves at least 60 % of the work on columns after the longest row (some work is per
     # row), and at most the work on all padding, in batches of similar lengths.
     most = min(seen.computing * max(everywhere, behind), 0.95)
-    low, high = without(seen.computing * behind * 0.6), without(most)
+    low, high = advice.without(seen.computing * behind * 0.6), advice.without(most)
     together, is_long = "rows of similar length together", behind >= 0.01
     yield Opportunity(
         f"pad each batch to its own longest row, with {together}" if is_long else f"put {together}",

@@ -11,14 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from speedkit_jupyter.extras.advise import situation
 from speedkit_jupyter.extras.advise.advice import EXACT, Opportunity, Remedy, Subject, amdahl
-from speedkit_jupyter.extras.advise.situation import (
-    FunctionCode,
-    ObservedCall,
-    Situation,
-    dotted,
-    is_called,
-)
+from speedkit_jupyter.extras.advise.situation import FunctionCode, ObservedCall, Situation
 from speedkit_jupyter.extras.profile.profile import Part
 from speedkit_jupyter.support.source_lines import Spot, place, source
 from speedkit_jupyter.support.units import share
@@ -53,16 +48,18 @@ class CostlyCode(NamedTuple):
 
 
 def _calls(*names: str) -> Callable[[ObservedCall], Iterable[tuple[FunctionCode, ast.AST]]]:
-    return lambda seen: (one for one in seen.nodes(ast.Call) if is_called(one[1], *names))
+    return lambda seen: (one for one in seen.nodes(ast.Call) if situation.is_called(one[1], *names))
 
 
 def _growing(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
     """Find `memory = torch.cat([memory, row])`, which copies all earlier rows for each new row."""
     joining = ("cat", "concat", "concatenate", "append", "hstack", "vstack", "insert")
     for code, node in seen.nodes(ast.Assign):
-        target, call = dotted(node.targets[0]), node.value
-        is_plain = len(node.targets) == 1 and "?" not in target and is_called(call, *joining)
-        if is_plain and any(dotted(one) == target for one in ast.walk(call)):
+        target, call = situation.dotted(node.targets[0]), node.value
+        is_plain = (
+            len(node.targets) == 1 and "?" not in target and situation.is_called(call, *joining)
+        )
+        if is_plain and any(situation.dotted(one) == target for one in ast.walk(call)):
             yield code, node
 
 
@@ -72,9 +69,9 @@ def _over_parameters(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST
     loops: Any = seen.nodes(ast.For, ast.ListComp, ast.GeneratorExp)
     for code, node in loops:
         iterated = node.iter if isinstance(node, ast.For) else node.generators[0].iter
-        calls = [dotted(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
+        calls = [situation.dotted(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
         to_numpy = any(one.startswith(("np.", "numpy.")) or one.endswith(".numpy") for one in calls)
-        if not to_numpy and any(is_called(one, *every) for one in ast.walk(iterated)):
+        if not to_numpy and any(situation.is_called(one, *every) for one in ast.walk(iterated)):
             yield code, node
 
 
@@ -84,7 +81,7 @@ def _keeping_logits(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]
     for code, node in () if seen.has_backward else _calls("append", "extend")(seen):
         inside = [*ast.walk(node)]
         has_logits = any(isinstance(one, ast.Attribute) and one.attr == "logits" for one in inside)
-        if has_logits and not any(is_called(one, *small) for one in inside):
+        if has_logits and not any(situation.is_called(one, *small) for one in inside):
             yield code, node
 
 
@@ -151,7 +148,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
             continue
         known.add(spots)
         text, where = ast.unparse(node), place(spots[0])
-        name = dotted(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+        name = situation.dotted(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
         first = text.partition("\n")[0]
         yield Opportunity(
             kind.title.format(place=where, code=text, name=name),
