@@ -262,7 +262,7 @@ def loop(
         if is_empty:
             refuse_unfit_call(step, given)
         is_empty = False
-        step(*given)
+        refuse_unrun_result(step(*given))
     if is_empty:
         raise StepError(EMPTY)
 

@@ -76,7 +76,7 @@ def name(label: str, value: Any) -> str:
 def names(name: str, value: Any) -> list[str]:
     """Return the names in a list, tuple or comma-separated string, stripped. Raises StepError."""
     listed = value.split(",") if isinstance(value, str) else value
-    return [one.strip() for one in _checked(name, listed, NAMES, "names, as in 'baseline,bf16'")]
+    return [one.strip() for one in _checked(name, listed, NAMES, "names, as in 'one,two'")]
 
 
 def word(name: str, value: Any) -> str:

@@ -147,5 +147,5 @@ def _sizes(asked: Any, takes_size: bool) -> dict[str, Any]:
     names = list(SIZES) if asked is None else arguments.names("sizes", asked)
     for name in names:
         if name not in SIZES:
-            raise ArgumentError(f"there is no size {name!r}.{did_you_mean(name, SIZES)}")
+            raise ArgumentError(f"there is no size {name!r}: choose from {', '.join(SIZES)}")
     return {name: size for name, size in SIZES.items() if name in names}

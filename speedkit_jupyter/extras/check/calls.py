@@ -74,7 +74,7 @@ class Side:
         self._set(self._start)
 
     def _put_back(self) -> list[str]:
-        return self._watch.changes() if self._watch else []
+        return (self._watch or PatchWatch()).changes()  # a scan cools the caches: on both sides
 
     def _set(self, values: Mapping[str, Any]) -> None:
         with torch.no_grad():  # in place, as an optimizer does; bumps version counters

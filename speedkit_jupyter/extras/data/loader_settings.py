@@ -114,6 +114,7 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
     if settings.whole_batches:  # a new loader with this loader's data
         given = [f"{name}.dataset", f"sampler={name}.batch_sampler", "batch_size=None"]
         given += ["pin_memory=True"] * settings.pin_memory
+        given += [f"generator={name}.generator"] * (loader.generator is not None)
     return f"{name} = {kind}({', '.join(given)})"
 
 

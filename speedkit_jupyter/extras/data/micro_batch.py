@@ -169,6 +169,8 @@ class MicroBatch:
                 for model in () if is_last else exchanging:
                     stack.enter_context(Distributed().no_sync(model))
                 loss, divisors = self._loss(part)
+                if torch.is_grad_enabled() and not loss.requires_grad:
+                    raise StepError("the loss is detached, or nothing trains")
                 if not self.is_sum and (weight or any(divisors)):
                     ratios = [divisor / (weight or math.nan) for divisor in divisors]
                     known = known or ratios

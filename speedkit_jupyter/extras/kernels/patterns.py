@@ -54,8 +54,9 @@ def positions(*counts: int, device: Any = None) -> list[torch.Tensor]:
 def sliding_window(options: Options) -> Pattern:
     """Return a pattern: query i sees `window` keys up to key i, or keys i - left to i + right."""
     window = options["window"]
-    sides = (window - 1, 0) if isinstance(window, int) else tuple(window)
-    if len(sides) != 2 or not all(isinstance(one, int) for one in sides) or sides[0] < -1:
+    sides = (window - 1, 0) if isinstance(window, int) else window
+    is_pair = isinstance(sides, tuple | list) and [*map(type, sides)] == [int, int]
+    if not is_pair or sides[0] < -1:
         shown = arguments.shown(window)
         raise ArgumentError(f"window must be a number of keys or (left, right), not {shown}")
     left, right = sides

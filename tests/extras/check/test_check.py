@@ -81,7 +81,7 @@ def test_one_value_that_cancels_in_a_call_is_no_fault():
     ("inputs", "options", "message"),
     [
         (lambda size: "text", {}, "tensors in a tuple or a dict, not str"),
-        (one, {"sizes": "smal"}, "Did you mean 'small'"),
+        (one, {"sizes": "smal"}, "choose from single, small"),
         ((torch.rand(4),), {}, "inputs must be a function"),
         (lambda: torch.rand(4), {"sizes": "small"}, "sizes need a function of a size"),
     ],

@@ -177,7 +177,7 @@ def test_arguments_of_all_kinds_are_cut_but_for_those_that_are_whole() -> None:
 
     def shapes(x: Any, more: Any, names: Any, factor: Any, table: Any) -> torch.Tensor:
         seen.append((len(x), len(more["mask"]), len(names), factor, len(table)))
-        return torch.as_tensor(x).mean()
+        return torch.as_tensor(x).mean().requires_grad_()
 
     micro_batch(shapes, 4, whole=("table",))(
         np.random.rand(N, 2), {"mask": torch.ones(N)}, ["a"] * N, 3, table=torch.zeros(N)

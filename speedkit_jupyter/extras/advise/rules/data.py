@@ -53,7 +53,7 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
         yield Opportunity(
             f"draw whole batches of {seen.name(loader, 'the DataLoader')} at once",
             f"data: {share(data)} of the step; a data set in memory is indexed sample by sample",
-            amdahl(data, 4.0, 50.0),
+            amdahl(data, 2.0, 50.0),
             loader_settings.source(loader, settings, seen.name(loader, "loader")),
             trial=other_loader(seen, loader, settings),
             part="data",
@@ -103,13 +103,9 @@ def _gain_of_workers(seen: Situation, data: float, number: int) -> Gain:
     loops = max(draws.loops for draws in seen.observed.draws.values())
     best = max(computing, data / number)
     alone = computing * 2.0 + data / number if seen.on_cpu else computing * 1.1
-    worst = max(best, alone) + data * loops / seen.steps + _starting(seen, number * loops)
+    worst = max(best, alone) + data * loops / seen.steps
+    worst += START_S * number * loops / (seen.step_s * seen.steps)
     return Gain(1 / worst, 1 / best)
-
-
-def _starting(seen: Situation, workers: int) -> float:
-    """Return the share of the measured time that starts of this many workers take at least."""
-    return START_S * workers / (seen.step_s * seen.steps)
 
 
 def worker_start(seen: Situation) -> Iterator[Opportunity]:
@@ -119,16 +115,16 @@ def worker_start(seen: Situation) -> Iterator[Opportunity]:
         if not loader.num_workers or loader.persistent_workers:
             continue
         each_s = median(draws.next_s[1:] or draws.next_s or [0.0])
-        starting_s = draws.waited_s - len(draws.next_s) * each_s
-        taken = min(starting_s / (seen.step_s * seen.steps), 0.95)
+        starting_s, total_s = draws.waited_s - len(draws.next_s) * each_s, seen.step_s * seen.steps
+        taken = min(starting_s / total_s, 0.95)
         if taken < 0.05:
             continue
-        least = _starting(seen, loader.num_workers * draws.loops)
+        least = min(taken, START_S * loader.num_workers * draws.loops / total_s)
         yield Opportunity(
             f"keep the workers of {seen.name(loader, 'the DataLoader')} between epochs",
             f"{count(loader.num_workers, 'worker')} started and ended in "
             f"{count(draws.loops, 'loop')} over the loader: {share(taken)} of the time",
-            Gain(amdahl(min(taken, least), 2.0, 50.0).low, amdahl(taken, 2.0, 50.0).high),
+            Gain(amdahl(least, 2.0, 50.0).low, amdahl(taken, 2.0, 50.0).high),
             "DataLoader(…, persistent_workers=True)",
             "the workers keep their memory between epochs",
             part="data",
