@@ -157,7 +157,8 @@ class Step:
         if not self.models:
             why = "no model with parameters is used in this step"
             raise StepError(f"{why}, so there is nothing to {aim}")
-        refuse_unfit_call(self.run, [None])
+        name = getattr(self.run, "__name__", "the step")
+        over_batches(self.run, None, name, f"measure `lambda: {name}(…)`")
         if any(map(has_lazy_parameters, (*self.models, *self.bystanders))):
             raise StepError("lazy layers have no shape yet: run one forward pass before")
 
