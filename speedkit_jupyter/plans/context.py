@@ -261,7 +261,6 @@ class SpeedContext:
         CHANGES.tell(model)
 
     @torch.inference_mode(False)  # else new memory of weights would be inference tensors
-    @torch.no_grad()
     def _apply(self, observe: bool = True) -> None:
         """Apply the plan; decline parts without effect. If `observe`, first record `before`."""
         with self.target.searched_once(), ExitStack() as stack:
@@ -276,7 +275,6 @@ class SpeedContext:
             self._stack = stack.pop_all()
 
     @torch.inference_mode(False)
-    @torch.no_grad()
     def _undo(self) -> None:
         """Take the plan off the model, if it is in force."""
         stack, self._stack = self._stack, None

@@ -186,6 +186,10 @@ class PlanSearch:
                 waiting = list(filter(tried.is_new, waiting))
             if budget.proof_s > budget.left_s:  # no time for another proof
                 break
+        seen = None if waiting or self.tuning.helped else tried.best()
+        has_time = budget.proof_s <= budget.left_s
+        if seen and has_time and seen.range[1] >= thresholds.LEAST_WORTH_FINDING:
+            yield from self.prove(tried.plans[seen.name])  # its few rounds may have misled
         why = "a faster plan is proven" if self.tuning.helped else "the budget is short"
         for plan in waiting:
             tried.set_reason(plan.name, f"left out, since {why}")

@@ -157,8 +157,10 @@ class Step:
         if not self.models:
             why = "no model with parameters is used in this step"
             raise StepError(f"{why}, so there is nothing to {aim}")
-        name = getattr(self.run, "__name__", "the step")
-        over_batches(self.run, None, name, f"measure `lambda: {name}(…)`")
+        refuse_unfit_call(self.run, [None])
+        takes_one = arguments_of(self.run) == 1
+        if takes_one and not {"ctx", "context", "_"} & {*inspect.signature(self.run).parameters}:
+            raise StepError("the step takes a batch: measure `lambda: step(batch)`, or name it ctx")
         if any(map(has_lazy_parameters, (*self.models, *self.bystanders))):
             raise StepError("lazy layers have no shape yet: run one forward pass before")
 

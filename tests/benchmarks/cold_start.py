@@ -3,8 +3,8 @@
 A transformer of 6 layers (d = 256), training and inference, each run in a process of its own:
 torch.compile and SpeedKit, with empty folders (cold) and with the files of the run before
 (warm). `idle` is SpeedKit's warm start in a notebook whose kernel has imported the compiler between
-cells, before the timed one. Exits 1 where SpeedKit's cold start takes more than half of torch's, its
-warm start more than 0.06 of torch's cold start, or more than torch's warm start.
+cells, before the timed one. Exits 1 where SpeedKit's cold start takes more than half of torch's, or
+its warm start more than 0.06 of torch's cold start or than torch's warm start.
 """
 
 import os

@@ -212,7 +212,7 @@ def test_a_graph_has_one_library_and_the_results_are_the_same_bits(libraries, mo
         joined = trained(model)
         assert libraries() == 2  # the forward and the backward pass
     torch._dynamo.reset()
-    monkeypatch.setattr(compile_cache, "_joining_switch", dict)
+    monkeypatch.setattr(compile_cache, "_joining_flag", dict)
     model = network()
     with apply_speedups(model, REQUIRED)[1]:
         apart = trained(model)

@@ -145,8 +145,7 @@ def graph_of(results: Iterable[Any]) -> list[Any]:
 def converted(results: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return results in the same structure, with each tensor replaced by `convert(tensor)`.
 
-    Containers are copied; other objects only if a tensor in their attributes, or in an attribute's
-    distribution, changes. A repeated tensor stays one object.
+    Containers are copied, and dataclasses and distributions if a tensor changes, each once.
     """
     known: dict[int, tuple[Any, Any]] = {}  # by id: the value, kept alive, and its result
 
@@ -159,7 +158,8 @@ def converted(results: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> 
     def _replaced(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return convert(value)
-        parts = _parts_of(value)
+        if not (parts := _parts_of(value)):
+            return value
         changed = tree_map(replaced, parts)
         pairs = zip(tree_leaves(changed), tree_leaves(parts), strict=True)
         if all(new is old for new, old in pairs):
@@ -176,16 +176,12 @@ def converted(results: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def _parts_of(value: Any) -> dict[str, Any]:
-    """Return a dataclass's fields, or the tensors and distributions in an object's attributes."""
-    if isinstance(value, (type, torch.nn.Module)):
-        return {}
-    if dataclasses.is_dataclass(value):
-        names = (one.name for one in dataclasses.fields(value))
-        return {name: getattr(value, name) for name in names if hasattr(value, name)}
-    kinds = torch.Tensor, torch.distributions.Distribution
-    return {
-        n: part for n, part in getattr(value, "__dict__", {}).items() if isinstance(part, kinds)
-    }
+    """Return the fields of a dataclass, or the attributes of a distribution; else none."""
+    if isinstance(value, torch.distributions.Distribution):
+        return dict(vars(value))
+    is_data = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    names = [one.name for one in dataclasses.fields(value)] if is_data else []
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
 
 
 def _has_methods(kind: type) -> bool:

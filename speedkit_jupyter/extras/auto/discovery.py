@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class Discovery:
             if not torch.compiler.is_compiling() and threading.get_ident() == here:
                 self._depth += 1
                 if self._depth == 1:
-                    self._called(module, needs_gradients(args))
+                    self._called(module, needs_gradients(module, args))
 
         def after(module: torch.nn.Module, args: Any, result: Any) -> None:
             if not torch.compiler.is_compiling() and threading.get_ident() == here:
@@ -134,6 +135,7 @@ class Discovery:
         return 0
 
 
-def needs_gradients(*inputs: Any) -> bool:
-    """Return whether autograd records a call for one of its inputs."""
-    return torch.is_grad_enabled() and any(one.requires_grad for one in tensors_in(inputs))
+def needs_gradients(module: torch.nn.Module, *inputs: Any) -> bool:
+    """Return whether autograd records a call of the module with these inputs."""
+    every = chain(tensors_in(inputs), module.parameters())
+    return torch.is_grad_enabled() and any(one.requires_grad for one in every)

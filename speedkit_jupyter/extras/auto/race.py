@@ -21,10 +21,9 @@ BASELINE = "baseline"
 # Initial estimates: the seconds of one change of the plan, and the share of time by which a plan
 # that has raced no round is slower.
 SWITCH_S, UNKNOWN_LOSS = 3e-4, 0.05
-# A race may cost the share `overhead` of the time so far, and in advance the same share of the
-# expected remaining time (at most AHEAD times the time so far), up to one step plus AHEAD_S
-# seconds. While a plan waits for its examination, a later plan's duel may cost MEANWHILE times the
-# examination's expected seconds, or more once its rival is likely faster.
+# A race may cost the share `overhead` of the time so far, and in advance that share of the expected
+# rest (at most AHEAD times the time so far), up to one step plus AHEAD_S seconds. While a plan
+# waits for its examination, another duel may cost MEANWHILE times that, or more if likely faster.
 AHEAD, AHEAD_S, MEANWHILE = 20.0, 0.01, 0.25
 # Number of recent steps, by plan and kind of batch, with which later steps are compared.
 KEPT_STEPS = 64

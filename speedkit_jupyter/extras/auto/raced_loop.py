@@ -87,10 +87,8 @@ class RacedLoop:
         __tracebackhide__ = True  # in errors of the user's model
         if self._examiner.is_repeating or current_node() is not None:  # a checkpoint recomputes
             return below(*args, **kwargs)
-        if not self.trains and needs_gradients(args, kwargs):  # the race compares no gradients
-            is_plain = self.plans.in_force == BASELINE
-            self._force(BASELINE)
-            return (below if is_plain else module)(*args, **kwargs)
+        if not self.trains and needs_gradients(module, args, kwargs):  # the race compares none
+            return self._plainly(module, below, args, kwargs)
         if self.is_paused:
             return self._guarded(module, below, args, kwargs)
         if self.trains and not torch.is_grad_enabled():
@@ -165,9 +163,16 @@ class RacedLoop:
         if is_within or (is_winner and not self._exact_evaluation):  # no change of the plan
             self.totals.predictions += not self._calls
             return self._guarded(module, below, args, kwargs)
+        return self._plainly(module, below, args, kwargs)
+
+    def _plainly(self, module: Any, below: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call without a plan; none is in force until the next step begins."""
+        __tracebackhide__ = True
+        if self.plans.in_force == BASELINE:
+            return below(*args, **kwargs)
         if self.plans.is_applied:
             self._evaluates = RECENT_STEPS  # applying a plan takes some 60 ms
-        self._force(BASELINE)  # until the next step begins
+        self._force(BASELINE)
         return module(*args, **kwargs)
 
     # A step's end.

@@ -12,17 +12,8 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.check.inputs import (
-    CallInputs,
-    Values,
-    are_equal,
-    copied,
-    form,
-    numbers,
-    places,
-    seed_torch,
-    tensors,
-)
+from speedkit_jupyter.extras.check import inputs as check_inputs
+from speedkit_jupyter.extras.check.inputs import CallInputs, Values, are_equal, numbers, tensors
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.tracebacks import user_code_boundary
@@ -74,7 +65,9 @@ class Side:
         self._set(self._start)
 
     def _put_back(self) -> list[str]:
-        return (self._watch or PatchWatch()).changes()  # a scan cools the caches: on both sides
+        if self._watch is None:
+            PatchWatch()  # scans torch, too: the next blocks of both sides meet equally cold caches
+        return self._watch.changes() if self._watch else []
 
     def _set(self, values: Mapping[str, Any]) -> None:
         with torch.no_grad():  # in place, as an optimizer does; bumps version counters
@@ -89,7 +82,7 @@ class Side:
             self._watch = PatchWatch()
         given = [one.copied(gradients=self._gradients) for one in drawn]
         self._set(drawn[0].weights)
-        seed_torch(drawn[0].seed)
+        check_inputs.seed_torch(drawn[0].seed)
         every = [t.device for one in given for t in tensors(one.inputs).values()]
         self.device = next((one for one in every if one.type != "cpu"), torch.device("cpu"))
         results = list[dict[str, Any]]()
@@ -107,7 +100,7 @@ class Side:
     def _call(self, given: CallInputs) -> dict[str, Any]:
         positional = () if given.by_keyword else given.arguments.values()
         result = self.function(*positional, **(given.arguments if given.by_keyword else {}))
-        parts = places(result)
+        parts = check_inputs.places(result)
         outgoing = [n for n in given.cotangents if getattr(parts.get(n), "requires_grad", False)]
         if self._gradients and outgoing:
             every = {**tensors(given.inputs), **self._compared(self._parameters, given)}
@@ -126,7 +119,7 @@ class Side:
     def _copied(
         self, drawn: Sequence[CallInputs], given: list[CallInputs], results: list[dict[str, Any]]
     ) -> list[CallResult]:
-        copies = [copied(parts) for parts in results]  # before results can change
+        copies = [check_inputs.copied(parts) for parts in results]  # before results can change
         every = zip(drawn, given, results, copies, strict=True)
         found, before = [self._result(*one) for one in every], self._kept
         self._kept = [
@@ -155,8 +148,8 @@ class Side:
         held = {t.untyped_storage().data_ptr() for t in every}
         aliases = (n for n, t in outputs.items() if t.untyped_storage().data_ptr() in held)
         return CallResult(
-            values | copied(left),
-            {name: form(part) for name, part in (parts | left).items()},
+            values | check_inputs.copied(left),
+            {name: check_inputs.form(part) for name, part in (parts | left).items()},
             [name for name in aliases if outputs[name].numel()],
             [name for name, tensor in outputs.items() if tensor.requires_grad],
             written,

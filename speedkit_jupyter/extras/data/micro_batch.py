@@ -162,15 +162,14 @@ class MicroBatch:
         self._is_checked |= bool(exchanging)  # a later check on one rank alone would hang
         weights = [*map(self._weight, parts)]
         total = 1.0 if self.is_sum else sum(weights)
-        losses, known = list[Any](), list[float]()
+        losses, known, trains = list[Any](), list[float](), not torch.is_grad_enabled()
         for part, weight in zip(parts, weights, strict=True):
             is_last = part is parts[-1]
             with ExitStack() as stack:
                 for model in () if is_last else exchanging:
                     stack.enter_context(Distributed().no_sync(model))
                 loss, divisors = self._loss(part)
-                if torch.is_grad_enabled() and not loss.requires_grad:
-                    raise StepError("the loss is detached, or nothing trains")
+                trains |= loss.requires_grad
                 if not self.is_sum and (weight or any(divisors)):
                     ratios = [divisor / (weight or math.nan) for divisor in divisors]
                     known = known or ratios
@@ -186,6 +185,8 @@ class MicroBatch:
                     scaled = scaled if self.scaler is None else self.scaler.scale(scaled)
                     with torch.autocast(loss.device.type, enabled=False):
                         scaled.backward()
+        if not trains:
+            raise StepError("the loss is detached, or nothing trains")
         return torch.stack(losses).sum()
 
     @property
