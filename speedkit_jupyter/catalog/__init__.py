@@ -39,18 +39,18 @@ CATALOG: list[Optimization] = [
 
 
 def add(entry: Optimization) -> None:
-    """Insert `entry` into CATALOG in front of the entry `entry.before`, else at the end."""
+    """Insert `entry` into CATALOG before the entry named `entry.before`; at the end without one."""
     names = [one.name for one in CATALOG]
     CATALOG.insert(names.index(entry.before) if entry.before in names else len(names), entry)
 
 
 def find(name: str) -> Optimization | None:
-    """Return the entry with this name or alias; None if the name is unknown."""
+    """Return the CATALOG entry with this name or alias; None if the name is unknown."""
     return next((entry for entry in CATALOG if name == entry.name or name in entry.aliases), None)
 
 
 def named(name: str) -> Optimization:
-    """Return the entry with this name or alias. Raises KeyError for an unknown name."""
+    """Return the CATALOG entry with this name or alias. Raises KeyError for an unknown name."""
     optimization = find(name)
     if optimization is None:
         raise KeyError(name)

@@ -87,7 +87,7 @@ class ChannelsLast(Optimization):
         del own
         with super().applied(decision, target), ExitStack() as stack:
             layer = stack.enter_context(LAYOUT.overriding(overrides, target.live_optimizers))
-            del overrides  # refers to the model
+            del overrides  # the list would keep the model alive
 
             def renew(optimizer: torch.optim.Optimizer) -> None:
                 own = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -148,13 +148,13 @@ def _contiguous(result: torch.Tensor) -> torch.Tensor:
 
 
 def note_views(target: Target) -> None:
-    """Note which weights have views; notes stay, so a plan converts the same weights each time."""
+    """Record once which weights have views, so that a plan converts the same weights each time."""
     for module in filter(is_convolution, target.model.modules()):
         target.memo.followed.setdefault(module, has_views(weight_of(module)))
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
-    """Return a convolution per weight that shares no memory; outside of benchmarks, note views."""
+    """Record views, except in a benchmark; return one convolution per weight with own memory."""
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))

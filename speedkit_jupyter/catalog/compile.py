@@ -116,7 +116,7 @@ class Compile(Optimization):
         return super().switched(decision, target)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        """Return compiled calls of the modules; the context keeps the compiled code."""
+        """Return a compiled call per module; `target.memo` keeps the compiled code for reuse."""
         details, memo = decision.details, target.memo
         modules = _modules(details, target.model)
         if memo.compiled_call is None:
@@ -183,7 +183,7 @@ def expected_s(facts: Facts, options: Compile.Options) -> float | None:
 
 
 def whole_model_s(facts: Facts) -> float:
-    """Estimate whole-model compile seconds; 0 unless rules choose blocks in one CPU process."""
+    """Return `expected_s` for the whole model; 0 unless one CPU process would compile blocks."""
     if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
         return 0.0
     return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0

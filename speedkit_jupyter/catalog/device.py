@@ -1,4 +1,4 @@
-"""The switch `device`: move model and optimizers' state, by default from the CPU to a GPU."""
+"""The switch `device`: move the model and optimizer state, by default from the CPU to a GPU."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Device(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Move model and optimizer state in the block. Raises SpeedKitError for missing devices."""
+        """Move model and optimizer state for the block. Raises SpeedKitError without the device."""
         _check_that_it_is_here(decision.value)
         overrides = [(tensor, decision.value) for tensor in _tensors(target.model)]
         with PLACE.overriding(overrides, target.live_optimizers):

@@ -1,4 +1,4 @@
-"""The switch `fused_optimizer`: switch optimizers in place to torch's fused kernels."""
+"""The switch `fused_optimizer`: change optimizers in place to use torch's fused kernels."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FusedOptimizer(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Switch passed optimizers that have fused kernels in the block; new ones before a step."""
+        """For the block, set `fused` where possible: in passed optimizers, later in new ones."""
         memo, notes, model = target.memo, target.notes, weakref.ref(target.model)
         if memo.preexisting is None:  # when first applied
             memo.preexisting = weakref.WeakSet(target.live_optimizers())

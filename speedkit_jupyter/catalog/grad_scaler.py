@@ -93,7 +93,7 @@ class LossScaling:
 
     The first plan's scaler scales all losses. Its factor is a power of two, so other models get
     bitwise equal gradients, unless these overflow. Once the user's code scales a loss with any
-    enabled scaler, plans scale no more losses in this thread.
+    enabled scaler, no plan scales losses in this thread until all plans have ended.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class LossScaling:
         self._overflows: list[tuple[set[int], list[torch.Tensor]]] = []  # leaf ids, overflow flags
         self._held: dict[int, list[tuple[torch.Tensor, Any]]] = {}  # gradients hidden from a step
         self._unscaled: set[int] = set()  # ids of leaves that a step inside backward() unscaled
-        self._holders: list[Any] = []  # stand-in optimizers, kept alive: the scaler stores ids
+        self._holders: list[Any] = []  # stand-in optimizers, kept: the scaler stores their ids
 
     def begin(self, target: Target) -> None:
         """Start scaling losses for a plan; plans may end in any order."""

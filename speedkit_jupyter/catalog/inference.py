@@ -85,10 +85,10 @@ class Unrecorded(Call):
     """Calls without autograd; a backward pass repeats its call with autograd.
 
     Calls use autograd as usual in training mode, for inputs that require gradients, with hooks, and
-    until `_recorded` finds a call without side effects, random numbers and other trained tensors.
+    until `_recorded` finds a call without side effects, random numbers or other trained tensors.
     """
 
-    # Ids of parameters that require gradients; the results' structure, and each `requires_grad`.
+    # Ids of the trained parameters, the results' structure, and each result's `requires_grad`.
     known: tuple[list[int], Any, list[bool]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

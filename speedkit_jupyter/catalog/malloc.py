@@ -46,7 +46,7 @@ class Malloc(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Keep freed memory in the block; then return the memory, except in a benchmark."""
+        """Keep freed memory in the block; then return it to the system, except in a benchmark."""
         try:
             with super().applied(decision, target):
                 yield

@@ -26,7 +26,7 @@ from speedkit_jupyter.torchglue.private import current_node
 # torch's dtype names by config value.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 # The plan's call wrappers as torch code. The `forward` that `lower` sets is a bound method, so that
-# copies and pickles of the module do not call the original.
+# copies and pickles of a module do not call the original module.
 LOWERED = """\
 def in_float32(result):
     return result.float() if result.dtype is torch.{dtype} else result
@@ -148,7 +148,7 @@ class Precision(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function that creates autocast; for fp32, disabled if requested, or a no-op."""
+        """Return a function that creates autocast; for fp32, disabled on request, else a no-op."""
         parameter = next(target.model.parameters(), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
@@ -260,7 +260,7 @@ class Lowered(Call):
                 return self.below(*args, **kwargs)
             with torch.autocast(*self._block):
                 return converted(self.below(*args, **kwargs), self._in_float32)
-        # In a recomputation, a part follows the autocast that the checkpoint restores.
+        # In a recomputation, a submodule follows the autocast that the checkpoint restores.
         follows = self._is_part and not self._acted and current_node() is not None
         if self._inside.model or not self.acts() or follows:
             return self.below(*args, **kwargs)
@@ -297,7 +297,7 @@ class Lowered(Call):
 
 
 def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
-    """Return Lowered wrappers of the model and of parts its methods call, and CastOnce wrappers."""
+    """Return Lowered wrappers (model, and parts that its methods call) and CastOnce wrappers."""
     model, inside = target.model, ModelCallState()
     parameter = next(model.parameters(), None)
     block = ("cpu" if parameter is None else parameter.device.type, dtype)

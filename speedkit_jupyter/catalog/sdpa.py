@@ -27,7 +27,7 @@ TAG = "compiler.cache_key_tag"
 
 
 class Sdpa(Optimization):
-    """Try the chosen attention kernel first; other kernels take inputs that it does not support."""
+    """Try the chosen attention kernel first, others for unsupported inputs; `math` runs alone."""
 
     name = "sdpa"
     none = "auto"
@@ -76,7 +76,7 @@ class Sdpa(Optimization):
         }
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Return the context manager; on CUDA call attention, whose first call resets the order."""
+        """On CUDA, call attention (the first call resets the order); return the context manager."""
         parameter = None if target.model is None else next(target.model.parameters(), None)
         if parameter is not None and parameter.device.type == "cuda":
             one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)

@@ -46,16 +46,16 @@ def code(
             config; or "torchrun" for a script for several processes.
         optimizers: the plan's optimizers, whose hyperparameters are written out; or a mapping from
             your expressions to these optimizers.
-        model: a Plan's model; its class and `forward` decide the call (`model(**batch)["loss"]`).
+        model: a Plan's model, whose class and `forward` decide the call (default: `model(inputs)`).
         name: the expression for the model in the code.
-        names: the notebook's variables; keys of `optimizers` that aren't defined there are ignored.
+        names: the notebook's variables; the code omits keys of `optimizers` that they don't define.
 
     Returns:
         The source code, or YAML, as text.
 
     Raises:
         SpeedKitError: the form is unknown or can't express the plan, or `optimizers` don't fit it.
-        ArgumentError: `plan` is neither a plan nor a context, or `name` is not an expression.
+        ArgumentError: `plan` or `optimizers` has the wrong type, or `name` is not an expression.
 
     Example::
 

@@ -76,7 +76,7 @@ class ModelCall:
         return own or [f"loss = loss_fn({call}, targets)"]
 
     def moved(self, to: str, trains: bool) -> Block:
-        """Return the line that moves a batch by the method call `to`; no line if `to` is empty."""
+        """Return the line that calls `to` on a batch and, if `trains`, targets; [] without `to`."""
         names = ["batch"] if trains and self.own_loss else [self.given, *["targets"] * trains]
         joined = ", ".join(names)
         if not to:
@@ -184,12 +184,12 @@ class Script:
         return [[*lines] for snippet in self.snippets if (lines := getattr(snippet, place))]
 
     def setup(self) -> list[Block]:
-        """Return the lines for process-wide flags, and more flags for a compiled model."""
+        """Return blocks that set process-wide flags, and compiler flags if the plan compiles."""
         compiling = self.blocks("compiling") if self.plan["compile"].active else []
         return [*self.blocks("setup"), *compiling]
 
     def lowered(self, model: str) -> Block:
-        """Return the lines that replace `forward` of the model and of parts its methods call."""
+        """Return lines that replace `forward` of the model and of parts that its methods call."""
         functions = [*filter(None, (snippet.changes_forward for snippet in self.snippets))]
         if not self.call.parts:
             return [f"{name}({model})" for name in functions]
@@ -198,7 +198,7 @@ class Script:
         return [*around, *(f"    {name}(module)" for name in functions)] if functions else []
 
     def surrounded(self, lines: Sequence[str]) -> Block:
-        """Return the lines inside the context managers of a forward pass."""
+        """Return `lines`, in a `with` statement if snippets have context managers for forward."""
         managers = [manager for snippet in self.snippets for manager in snippet.forward]
         return [f"with {', '.join(managers)}:", *indented(lines)] if managers else [*lines]
 
@@ -213,7 +213,7 @@ def gather(
 ) -> Script:
     """Return a plan's script. Raises SpeedKitError if `form` or `optimizers` don't fit the plan.
 
-    Keys of `optimizers` are the user's expressions; given `names`, undefined keys are ignored.
+    Keys of `optimizers` are the user's expressions; keys that `names` lacks are not used.
     """
     snippets, facts = [], plan.facts_after
     for decision in plan:

@@ -25,7 +25,7 @@ def as_for(name: str) -> str:
 def find(word: str) -> Path:
     """Return the JSON file of a machine by path or by name (`t4.json` and `t4` are the same).
 
-    A user's file takes precedence. Raises ConfigError with the nearest name.
+    A user's file takes precedence over a profile. Raises ConfigError if neither exists.
     """
     given, name = Path(os.path.expanduser(word)), word.removesuffix(".json")
     with suppress(OSError):  # not a valid path

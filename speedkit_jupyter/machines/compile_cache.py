@@ -29,10 +29,10 @@ from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import inductor as torch_private
 
-# Above this size, all code is deleted when a process first compiles; a transformer has a few MiB.
+# A process's first `prepare` deletes all compiled code if it exceeds this; a model has a few MiB.
 MOST_CACHE_BYTES = 2 * 2**30
 NAME = "speedkit-compiled"
-# Subfolder of a machine's folder with torch's cache. This module deletes nothing else.
+# Subfolder for torch's cache in each machine's folder. This module deletes only such subfolders.
 COMPILED = "inductor"
 # Environment variable with torch's cache folder, which also contains Triton's kernels.
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
@@ -59,14 +59,14 @@ def root() -> Path:
 
 
 def is_plain(path: Path) -> bool:
-    """Return whether a path is printable and stays whole if torch splits commands like a shell."""
+    """Return whether a path is printable and remains one word when torch splits a command."""
     with suppress(ValueError):  # an unpaired quote
         return shlex.split(path.as_posix()) == [path.as_posix()] and str(path).isprintable()
     return False
 
 
 def place() -> Path:
-    """Return this machine's folder, which may not exist yet. Raises SpeedKitError."""
+    """Return this machine's folder of compiled code; it may not exist. Raises SpeedKitError."""
     return root() / _machine()
 
 
@@ -86,7 +86,7 @@ def _machine() -> str:
 
 
 def trusted() -> Path:
-    """Return this machine's folder, which may not exist yet. Raises SpeedKitError if unusable."""
+    """Return `place()` if others can't write there and code can run; else raise SpeedKitError."""
     folder = place()
     if not is_plain(folder):
         raise SpeedKitError(f"torch's C++ build can't take the path {folder}")
@@ -132,7 +132,7 @@ def compiler_flags() -> dict[str, Flag]:
 
 
 def values(now: Values) -> dict[str, Any]:
-    """Return values for the flags; no folder if unusable, or if the user set another folder."""
+    """Return values to set, by flag; omit the folder if unusable, or if the user set another."""
     # Building all kernels of a graph in one run takes less time than precompiling the headers.
     wanted: dict[str, Any] = {}
     if JOINED in now and cxx_compiler():
@@ -148,7 +148,7 @@ def values(now: Values) -> dict[str, Any]:
 
 @cache
 def _knows_instructions(cxx: str | None) -> bool:
-    """Return whether the C++ compiler supports the CPU's vector instructions (Linux only)."""
+    """Return whether the compiler supports the CPU's vector instructions; False except on Linux."""
     options = torch_private.instruction_options()
     if cxx is None or not options or sys.platform != "linux":
         return False
@@ -159,7 +159,7 @@ def _knows_instructions(cxx: str | None) -> bool:
 
 
 def _chosen() -> str | None:
-    """Return the value of the variable FOLDER; None if unset, or if torch set its default."""
+    """Return the value of the variable FOLDER; None if unset or within torch's default folder."""
     value, usual = os.environ.get(FOLDER), torch_private.usual_cache_folder()
     is_torchs = value is not None and usual and Path(value).is_relative_to(usual)
     return None if is_torchs else value
@@ -217,7 +217,7 @@ BINDING_HEADERS = ("Python.h", "sstream", "cstdlib", "cerrno")
 
 
 class KernelCode(str):
-    """The code of a kernel that is not built yet, with its Python bindings."""
+    """The C++ code of a kernel and its Python bindings, before the build."""
 
 
 def joined(kernels: Iterable[str]) -> str:
@@ -231,7 +231,7 @@ def joined(kernels: Iterable[str]) -> str:
 
 
 def build(kernels: Sequence[str]) -> Callable[[], list[Any]]:
-    """Return a function that loads and returns kernels; compile threads, if any, start at once."""
+    """Start to build kernels, if compile threads exist; return a function that returns kernels."""
     load = torch_private.kernel_library(joined(kernels))
 
     def functions() -> list[Any]:

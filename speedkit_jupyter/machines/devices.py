@@ -21,8 +21,8 @@ class Kind:
     """A kind of accelerator, with torch's name for it, such as cuda.
 
     `detect` returns the fields of each `hardware.Accelerator` of this kind (default `name`: the
-    CPU's). `is_numbered`: several can exist (`cuda:1`). `not_fused` names optimizers without fused
-    kernels. `bf16` and `no_bf16` are the reasons shown for and against bf16.
+    CPU's). If `is_numbered`, devices have numbers (`cuda:1`). `not_fused` names optimizers without
+    fused kernels. `bf16` and `no_bf16` are the reasons shown for and against bf16.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Kind:
         return int(self.module.mem_get_info(device)[0]) + int(cached)
 
     def peak_bytes(self, step: Callable[[], object], device: torch.device) -> int | None:
-        """Run a step with torch's cache cleared; return the peak of bytes it added (MPS: None)."""
+        """Run a step from an empty cache; return the peak of the bytes it adds, or None on MPS."""
         if not hasattr(self.module, "max_memory_allocated"):
             step()
             return None
@@ -139,7 +139,7 @@ def kind_of(device: str) -> Kind | None:
 
 
 def every() -> list[Kind]:
-    """Return KINDS, and the kind of torch's current accelerator if not among them (an NPU)."""
+    """Return the kinds in KINDS, and the kind of torch's accelerator if KINDS lacks it (an NPU)."""
     import torch
 
     found = torch.accelerator.current_accelerator()

@@ -33,7 +33,7 @@ OWNERS: list[Callable[[], Mapping[str, Flag]]] = []
 
 
 class Change(NamedTuple):
-    """The value of one flag before and after."""
+    """The values of one flag in an earlier and a later snapshot."""
 
     name: str
     before: Any
@@ -56,7 +56,7 @@ def diff(before: Values, after: Values) -> tuple[Change, ...]:
 
 
 def restore(values: Values) -> None:
-    """Write `values` to their flags; interrupts are delayed until all are written."""
+    """Write `values`, by flag, and delay interrupts meanwhile. Other flags are left unchanged."""
     with interrupts.uninterrupted():
         for name, flag in (all_flags() if values else {}).items():
             if name in values and flag.read() != values[name]:
@@ -67,7 +67,7 @@ def restore(values: Values) -> None:
 
 @dataclass(eq=False)
 class FlagOverride:
-    """One plan's override: the values set, by name, and the flags the user has changed since."""
+    """One plan's override: the values set, by name, and flags that the user changed afterwards."""
 
     values: dict[str, Any] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ class OverrideStack:
         self._originals: dict[str, Any] = {}
 
     def push(self, names: Iterable[str], change: Callable[[], object]) -> FlagOverride:
-        """Run `change`, which sets the flags in `names`; return the layer that `pop` undoes."""
+        """Run `change`, which sets the flags `names`; return an override. Errors reset them."""
         layer, names = FlagOverride(), tuple(names)
         try:
             with interrupts.uninterrupted():
@@ -103,7 +103,7 @@ class OverrideStack:
         return layer
 
     def pop(self, layer: FlagOverride) -> tuple[str, ...]:
-        """Undo one layer; return the flags the user changed since, which keep their values."""
+        """Undo an override, except flags that the user changed afterwards; return these flags."""
         with interrupts.uninterrupted():
             current = _read(layer.values, all_flags())
             on_top = [name for name in layer.values if self._top(name) is layer]
@@ -146,12 +146,12 @@ def _read(names: Iterable[str], table: Mapping[str, Flag]) -> dict[str, Any]:
 
 
 def attribute(owner: Any, name: str, *values: Any) -> Flag:
-    """Return a flag that is an attribute of one of torch's modules."""
+    """Return a flag that reads and sets an attribute of one of torch's modules."""
     return Flag(partial(getattr, owner, name), partial(setattr, owner, name), values)
 
 
 def all_flags() -> dict[str, Flag]:
-    """Return all flags but `fp32_precision`'s; flags torch lacks or hasn't loaded are left out."""
+    """Return the flags, except `fp32_precision`'s and those that torch lacks or hasn't loaded."""
     import torch
 
     table = {  # no optimization sets these, but decisions or results depend on them
@@ -173,7 +173,7 @@ def all_flags() -> dict[str, Flag]:
 
 
 def _sums_of_products() -> dict[str, Flag]:
-    """Return cuBLAS's reduced-precision flags; with split-K flags, reduction values are pairs."""
+    """Return cuBLAS's reduced-precision flags; reduction flags include split-K if torch has it."""
     import torch
 
     matmul = torch.backends.cuda.matmul

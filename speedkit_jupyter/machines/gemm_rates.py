@@ -44,7 +44,7 @@ def in_use() -> str:
 
 
 def use(name: str) -> None:
-    """Switch the process to `name`. Raises SpeedKitError if other code replaced the kernels."""
+    """Switch to the library `name`. Raises SpeedKitError if other code has replaced the kernels."""
     with interrupts.uninterrupted():
         if name == BLAS:
             _LIBRARY.clear()  # also unregisters its kernels
@@ -72,7 +72,7 @@ def _installed() -> torch.library.Library:
 
 
 def kernels() -> dict[str, Kernel]:
-    """Return kernels by operator. torch.compile doesn't trace them; each call takes 2 µs more."""
+    """Return kernels, by operator, that choose oneDNN or torch. Each call takes 2 µs more."""
     import torch
 
     product, suits = _product(), _suits()
@@ -89,7 +89,7 @@ def kernels() -> dict[str, Kernel]:
                     return result if out is None else out.copy_(result)
             return plain(keys, *operands, **more)
 
-        leave_uncompiled(multiply)
+        leave_uncompiled(multiply)  # torch.compile doesn't trace the choice
         return multiply
 
     return {
@@ -114,7 +114,7 @@ def _product() -> Kernel:
 
 
 def _suits() -> Callable[[torch.Tensor, torch.Tensor], bool]:
-    """Return a function that tells whether oneDNN computes a product; False for invalid shapes."""
+    """Return a function that tells whether to use oneDNN for a product; not for invalid shapes."""
     import torch
 
     onednn: Any = torch.backends.mkldnn
@@ -133,7 +133,7 @@ def _suits() -> Callable[[torch.Tensor, torch.Tensor], bool]:
 
 
 def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether a bias is one row, as in linear layers; compiled code may expand it."""
+    """Return whether a bias is one row, or a row that compiled code has expanded to a matrix."""
     if bias.dtype is not b.dtype or bias.device != b.device:
         return False
     if bias.dim() == 2 and bias.stride(0) == 0:
@@ -149,9 +149,9 @@ PATIENCE_S = 60.0
 # library may be slow (oneDNN without FMA: 130 GFLOP/s at 384 and 70 at 512).
 SIZE = 384
 UNMEASURED, BUSY = "the libraries could not be measured", "the machine is busy"
-# Times the three products of a linear layer's training step with each library: forward, gradients
-# of inputs and weights. It runs in a child process, because oneDNN crashes on some machines
-# (pytorch#89817, pytorch#177227).
+# The script times the three products of a linear layer's training step with each library: forward,
+# gradients of inputs and of weights. It runs in a child process, because oneDNN crashes on some
+# machines (pytorch#89817, pytorch#177227).
 SCRIPT = f"""
 import json, sys, timeit, torch
 torch.set_num_threads(int(sys.argv[1]))
@@ -190,7 +190,7 @@ def known(machine: str) -> GemmRates | None:
 
 
 def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
-    """Return this machine's rates; if unknown, measure (2 to 10 s) and, unless busy, store them."""
+    """Return stored rates; else measure them (2 to 10 s), and store them unless the CPU is busy."""
     rates = known(machine)
     if rates is None:
         rates = _measure(threads, patience_s)

@@ -1,4 +1,4 @@
-"""A machine, its chips' abilities (bf16, TF32), and its fingerprint: detected or from JSON."""
+"""A machine, detected or from JSON: its chips' abilities (bf16, TF32) and its fingerprint."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class Hardware(_Record):
         )
 
     def with_gemm(self, patience_s: float = gemm_rates.PATIENCE_S) -> Hardware:
-        """Return this machine with GEMM rates; measure and store unknown rates, unless pinned."""
+        """Return this machine with GEMM rates, measured and stored if unknown; self if pinned."""
         if self.cpu.gemm is not None or self.pinned:
             return self
         rates = gemm_rates.measured(_place(self.cpu), self.cpu.usable_cores, patience_s)

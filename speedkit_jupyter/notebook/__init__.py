@@ -1,1 +1,1 @@
-"""%speedkit and %%speedbench: parse, call, display."""
+"""The magics %speedkit and %%speedbench, with their options and displays."""

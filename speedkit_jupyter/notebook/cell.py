@@ -1,4 +1,4 @@
-"""A cell as a step: its compiled code, the names that it uses, and its models."""
+"""A cell as the step to measure: its compiled code, the names that it uses, and its models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_MODEL = (
 class Cell:
     """The code of a cell, run repeatedly in the user's namespace.
 
-    Raises SyntaxError for code that does not compile, UsageError for an empty cell.
+    Raises SyntaxError for code that does not compile, and UsageError for an empty cell.
     """
 
     def __init__(self, shell: Any, source: str, line: str = "") -> None:
@@ -61,7 +61,7 @@ class Cell:
 
     @user_code_boundary
     def run(self, context: SpeedContext | None = None) -> Any:
-        """Run the cell once, with a `context` as `ctx`; return the value of a trailing expression.
+        """Run the cell, with `context` as `ctx` if given; return a last expression's value or None.
 
         In `quiet` blocks, only the cell's first run prints.
         """
@@ -91,7 +91,7 @@ class Cell:
         block.enter_context(redirect_stderr(sink))
 
     def loop(self) -> Callable[[int, Stopwatch], None]:
-        """Return a function that runs the cell in a loop, timed by a stopwatch."""
+        """Return a function that runs the cell the given number of times, and times the loop."""
         code = self._shell.compile(self.tree, self._file, "exec")
         names = self._names
 
@@ -119,7 +119,7 @@ class Cell:
 
 
 def _cached(shell: Any, code: str) -> str:
-    """Cache the code under a file name that tracebacks show as this cell; return the name."""
+    """Cache the code under a file name that tracebacks show as this cell; return that name."""
     # ipykernel names a file that does not exist; some versions of IPython then show wrong lines.
     numbers = getattr(shell.compile, "_filename_map", {})  # cell numbers by file name
     number = max(numbers.values(), default=shell.execution_count)
@@ -132,7 +132,7 @@ def _cached(shell: Any, code: str) -> str:
 
 
 def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
-    """Return a cell's step; named models and optimizers replace the cell's; raises UsageError."""
+    """Return a cell's step, with the line's models and optimizers, if given; raises UsageError."""
     names = shell.user_ns
     objects = reachable.reached([cell.names()])
     found, optimizers = reachable.outermost(objects), reachable.optimizers_among(objects)
@@ -148,8 +148,8 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
         raise UsageError(NO_MODEL if missing is None else hint)
     if arguments.optimizer:
         optimizers = list(named_optimizers(names, arguments.optimizer).values())
-    # The cell's `ctx` is the variant's context, unless the user assigned another object to `ctx`.
-    # A context of a measured model stays: in measured steps it follows the variant's plan.
+    # In measured steps, the variant's context replaces a missing `ctx` or another model's context.
+    # A measured model's own context stays in `ctx`, and follows the variant's plan.
     ctx = names.get("ctx")
     is_context = isinstance(ctx, SpeedContext) and all(ctx.model is not one for one in found)
     lends_context = "ctx" in cell.names().all and (ctx is None or is_context)
@@ -169,7 +169,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
 
 
 def _named(line: str) -> None:
-    """Show a StateWarning's line, unless the user's filters ignore it or raise it as an error."""
+    """Show a line, unless filters ignore StateWarning; raise StateWarning if a filter says so."""
     with warnings.catch_warnings(record=True) as shown:
         messages.warn(line, StateWarning)
     if shown:

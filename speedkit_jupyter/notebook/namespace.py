@@ -101,9 +101,9 @@ def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) ->
 
 
 def find_models(names: Space, name: str | None) -> dict[str, torch.nn.Module]:
-    """Return the model that `name` means, or the models that its object holds (`pipe`), by name.
+    """Return models by name: the model `name`, or the models that the object `name` holds.
 
-    Without a name, return the only default model. Raises UsageError.
+    Without a name, return the only default model. Raises UsageError if no or several models fit.
     """
     known = models(names)
     if name is not None:
@@ -137,7 +137,7 @@ def find_optimizers(
 ) -> dict[str, torch.optim.Optimizer]:
     """Return the optimizers, all or only the `wanted`, that hold a parameter of the model.
 
-    Raises UsageError for an unknown name or, if `is_only`, an optimizer without such a parameter.
+    Raises UsageError for an unknown name or, if `is_only`, a `wanted` optimizer that holds none.
     """
     is_mine = not trained_by(model, names)  # in the user's own loop, also look inside objects
     found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
@@ -157,7 +157,7 @@ def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.opt
 
 
 def words_for(names: Space, members: Sequence[Any]) -> dict[str, Any]:
-    """Return optimizers by expressions of the notebook, or by names such as `optimizer_1`."""
+    """Return the optimizers in `members` by notebook expression, or else as `optimizer_1`, …"""
     found = by_expression(names, torch.optim.Optimizer)
     words = {id(unwrapped(one)): name for name, one in reversed(found.items())}
     return {words.get(id(one), f"optimizer_{i}"): one for i, one in enumerate(members, 1)}
@@ -174,7 +174,7 @@ def find_loader(names: Space, name: str | None) -> Any:
 
 
 def check_result_name(name: str | None, names: Space) -> None:
-    """Raise UsageError for an invalid variable name, or one that holds a model or optimizer."""
+    """Raise UsageError for an invalid or built-in name, or a model's or optimizer's variable."""
     if name is None:
         return
     if not name.isidentifier() or iskeyword(name) or hasattr(builtins, name):
@@ -215,7 +215,7 @@ def words_of_plans(names: Space, name: str | None) -> list[Any]:
 
 
 def plans_of(names: Space, name: str | None) -> dict[str, Plan]:
-    """Return plans by name: of the named or default models, or else of a float32 model."""
+    """Return plans by name: of the named or default models; without models, of a float32 model."""
     wanted = [*default_models(names)] if name is None else words_of_plans(names, name)
     found = [planned_for(names, one) for one in wanted]
     return {f"`{word}`": plan for word, _, plan in found} or {
@@ -226,7 +226,7 @@ def plans_of(names: Space, name: str | None) -> dict[str, Plan]:
 def proven_config(models: Sequence[Any], optimizers: Sequence[Any]) -> SpeedConfig | None:
     """Return the config proven in this process or learned earlier; None if neither exists.
 
-    Shows a note if the store can't be read. Raises ConfigError for an invalid SPEEDKIT_HARDWARE.
+    Show a note if the store can't be read. Raises ConfigError for an invalid SPEEDKIT_HARDWARE.
     """
     found = MEMORY.of(models[0])
     if found and found.helped and found.is_of(models) and not (found.is_stored or found.learned):

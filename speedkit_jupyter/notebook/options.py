@@ -32,7 +32,7 @@ COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
 
 
 class Option:
-    """An option or argument; Tab completes `found` or `words`, and `more` goes to argparse."""
+    """An option or argument; Tab offers `found(names)`, else `words`; `more` goes to argparse."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ def without_comment(line: str) -> str:
 
 
 def split(line: str) -> list[str]:
-    """Return the words of a line, such as `models['l m']`. Raises UsageError for open quotes."""
+    """Return a line's words; `models['l m']` is one word. Raises UsageError for open quotes."""
 
     def kept(match: re.Match[str]) -> str:
         return match[0] if match[1] else re.sub(r"(['\"\s\\])", r"\\\1", match[0])
@@ -127,7 +127,7 @@ def split(line: str) -> list[str]:
 
 
 def number(kind: type, what: str, low: float, high: float = sys.maxsize) -> Callable[[str], Any]:
-    """Return an argparse type: a number from `low` to `high`; `what` begins the error message."""
+    """Return a function that reads a number from `low` to `high`; `what` begins the error text."""
 
     def read(text: str) -> Any:
         value = kind(text)

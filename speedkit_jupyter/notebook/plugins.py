@@ -15,9 +15,9 @@ from speedkit_jupyter.support.extras import provided
 class Mode:
     """An option that replaces the timing of `%%speedbench` with another kind of measurement.
 
-    `begin(shell, session, cell, arguments, command)` returns an engine and its progress title.
-    Alternatively, `run` takes the same arguments, does all the work and returns the magic's
-    result. `also` names options of other modes that this mode accepts.
+    `begin(shell, session, cell, arguments, command)` returns an `Engine` (`rounds.comparison`) and
+    a title for the progress display. Alternatively, `run` takes the same arguments, does all the
+    work and returns the magic's result. `also` lists other modes' options that this mode accepts.
     """
 
     option: Option
@@ -38,10 +38,10 @@ class Mode:
 
 @dataclass(frozen=True)
 class Plugin:
-    """Subcommands of `%speedkit`, functions that run `%%speedkit` cells, modes of `%%speedbench`.
+    """An extra's subcommands, functions that run `%%speedkit` cells, and `%%speedbench` modes.
 
-    `begin` is called with the shell once the extension and torch are loaded, and registers its
-    clean-up function with `at_unload`.
+    `begin` is called once, with the shell, after the first cell at whose end torch is loaded.
+    `begin` registers its clean-up function with `at_unload`.
     """
 
     commands: Sequence[Command] = ()

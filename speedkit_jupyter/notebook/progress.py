@@ -1,4 +1,4 @@
-"""Run an engine and show its progress at intervals, until the result replaces it."""
+"""Run a measurement and show its progress at intervals, then its result."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def measured(
     value_of: Callable[[Any], Any] = lambda result: result,
     is_quiet: bool = False,
 ) -> Any:
-    """Run an engine, return its result, show it unless `is_quiet`, and assign it to `variable`.
+    """Run an engine, show the result's report unless `is_quiet`, and return the result.
 
-    The value is `value_of(result)`. Ctrl-C shows results so far, even if quiet, then propagates.
+    `variable` gets `value_of(result)`. Ctrl-C shows results so far, even if quiet, and propagates.
     """
     check_result_name(variable, names)
     output, shown, was_stopped = LiveOutput(Document(title)), None, False
@@ -64,7 +64,7 @@ def measured(
 
 
 def never_falling(states: Iterable[Progress]) -> Iterator[Progress]:
-    """Yield the states with a share of work that never falls, although phases start at 0."""
+    """Yield the states with a `done` share that never falls, although each phase starts at 0."""
     done = 0.0
     for state in states:
         done = max(done, state.done)
@@ -72,19 +72,19 @@ def never_falling(states: Iterable[Progress]) -> Iterator[Progress]:
 
 
 def is_kernel() -> bool:
-    """Return whether a front end can replace outputs; a terminal prints each update."""
+    """Return whether code runs in a kernel, where shown outputs can be replaced."""
     return any(cls.__module__.startswith("ipykernel.") for cls in type(get_ipython()).__mro__)
 
 
 def displayed(document: Document) -> Any:
-    """Display a document in a kernel and return its handle; elsewhere do nothing, return None."""
+    """In a kernel, display a document and return the display's handle; elsewhere return None."""
     return display(document, display_id=True) if is_kernel() else None
 
 
 class LiveOutput:
     """A display whose document is replaced at most twice a second.
 
-    Outside a kernel, and with the verbosity `quiet`, only the last document is shown.
+    Outside a kernel, or with the verbosity `quiet`, only the last document is shown.
     """
 
     def __init__(self, first: Document) -> None:
@@ -103,14 +103,14 @@ class LiveOutput:
         self.show(Document(f"{text} …"))
 
     def show(self, document: Document) -> None:
-        """Set the last document; draw it if the last drawing was at least INTERVAL_S ago."""
+        """Store the newest document; draw it if the last drawing was at least INTERVAL_S ago."""
         self._last = document
         if self._is_due():
             self._drawn_s = time.monotonic()
             self._handle.update(document)
 
     def follow(self, states: Iterable[Progress], title: str) -> None:
-        """Show an engine's progress until the engine ends; a thread counts seconds without news."""
+        """Show an engine's progress until the engine ends; a thread adds seconds without news."""
         latest, ended = [(Progress(0.0, ""), time.monotonic())], Event()
         counting = Thread(target=self._count_silence, args=(latest, ended, title), daemon=True)
         if self._handle is not None:
@@ -118,7 +118,7 @@ class LiveOutput:
         try:
             for state in states:
                 latest[0] = state, time.monotonic()
-                if self._is_due():  # drawing takes longer than a short block
+                if self._is_due():  # making a report takes longer than a short block of steps
                     self.show(live_report(state, title))
         finally:
             ended.set()
@@ -126,7 +126,7 @@ class LiveOutput:
                 counting.join()
 
     def end(self, result: Document | None) -> None:
-        """Replace the live display with the result or nothing; without it, display the result."""
+        """Show `result` in the live display, if any, else in a new one; None empties a display."""
         if self._handle is not None:
             self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)
         elif result is not None:

@@ -16,7 +16,7 @@ from speedkit_jupyter.support.weak import Listeners
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """The last `%%speedbench` cell: first line, text, and a function that returns a new step."""
+    """A measured `%%speedbench` cell: first line, text, and a function that returns a new step."""
 
     title: str
     command: str
@@ -28,8 +28,8 @@ class Session:
 
     `listeners` are called after a measured cell; `panels` holds every living panel; `last_report`
     is the report, with all notes, of the last measurement that a magic showed. `auto_line` is the
-    last line that `%speedkit auto` showed, empty while `auto` is off; `last_races` has the summary
-    of the last loop of each model, `last_advice` the last result of `%speedkit advise`.
+    last line that `%speedkit auto` showed, empty while `auto` is off; `last_races` has, by model,
+    the summary of the last loop under `auto`; `last_advice` is the last `%speedkit advise` result.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
@@ -48,7 +48,7 @@ class Session:
         self.listeners.tell()
 
     def show_auto(self, line: str) -> None:
-        """Keep the line of `%speedkit auto`, and show it in each panel."""
+        """Store the line of `%speedkit auto` (empty if off), and show the line in each panel."""
         self.auto_line = line
         for panel in list(self.panels):
             panel.show_auto()
@@ -76,14 +76,14 @@ def current(names: MutableMapping[str, Any] | None = None) -> Session:
 
 
 def begin(names: MutableMapping[str, Any]) -> Session:
-    """Return the session of a shell; end the session of another shell."""
+    """Return the session of the shell with this namespace; end any session of another shell."""
     if current(names).names is not names:
         end()
     return current(names)
 
 
 def end() -> None:
-    """End the session: forget searches; measurements of panels stop after the current block."""
+    """End the session: forget search results; panels stop measuring after the current block."""
     for session in _CURRENT:
         for panel in list(session.panels):
             panel.stop()

@@ -36,7 +36,7 @@ def register(shell: Any) -> None:
 
 
 def unregister(shell: Any) -> None:
-    """Restore all plans, end the session and the extras; remove magics and completion."""
+    """Undo all plans, end the session and the extras; remove magics and completion."""
     for home, end in ENDS.items():
         if (module := sys.modules.get(f"speedkit_jupyter.{home}")) is not None:
             getattr(module, end)()
@@ -49,7 +49,7 @@ def unregister(shell: Any) -> None:
 
 
 def begin_extras(shell: Any) -> None:
-    """Start the extras once a cell has run and torch is imported, because extras need torch."""
+    """Schedule the start of extras, which need torch: after a cell, once torch is imported."""
 
     def begin(result: Any = None) -> None:
         if "torch" not in sys.modules:
@@ -116,7 +116,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
 
 
 def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
-    """Return `run()`; turn SpeedKit's and syntax errors into UsageErrors, hide internal frames."""
+    """Return `run()`; raise UsageError for SpeedKit's and syntax errors; hide internal frames."""
     try:
         return run()
     except SyntaxError as error:  # usually in the cell; IPython would show SpeedKit's frames
@@ -150,4 +150,4 @@ def _show_users_part(shell: Any, command: str, error: BaseException) -> None:
 
 def _show(error: BaseException, lines: list[str]) -> None:
     # Store rendered lines, because later rendering would need frames, which keep the model alive.
-    vars(error)["_render_traceback_"] = lambda: lines  # in case the class refuses attributes
+    vars(error)["_render_traceback_"] = lambda: lines  # the class may refuse setattr()

@@ -1,4 +1,4 @@
-"""%%speedbench: define its options, parse the line and the cell, run the engine, display."""
+"""%%speedbench: its options, the parsing of line and cell, the measurement, the display."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ OPTIONS = (
     options.RESULT,
 )
 TIMING, COMPARE, TUNE = "timing", "--compare", "--tune"
-# By option: the modes that accept it, for options that only some modes accept.
+# The modes that accept each option; every mode accepts the options that are not listed.
 BELONGS = {
     **dict.fromkeys(("n", "r"), TIMING),
     **dict.fromkeys(("accuracy", "compare"), COMPARE),
@@ -62,7 +62,7 @@ BELONGS = {
 
 @interruptible_in_users_code
 def run(shell: Any, session: Session, line: str, source: str) -> Any:
-    """Run `%%speedbench`; with -o, return the result. Ctrl-C shows results, then propagates."""
+    """Run `%%speedbench`; return the result with -o. Ctrl-C shows results so far and propagates."""
     begun_s = clock.now()
     line = options.without_comment(line)
     arguments = parser().parse_line(line)
@@ -113,7 +113,7 @@ def _check_options(arguments: Any, mode: str, also: Sequence[str]) -> None:
 def _begin(
     mode: str, shell: Any, session: Session, cell: Cell, arguments: Any, command: str
 ) -> tuple[Any, str]:
-    """Return the engine of a core mode, and the title of its progress. Raises UsageError."""
+    """Return the engine that measures in a core mode, and a progress title. Raises UsageError."""
     step = step_of_cell(shell, cell, arguments)
     if mode == TIMING:
         device = device_of(step)

@@ -49,7 +49,7 @@ def apply_speedups(
     Raises:
         ArgumentError: An argument has the wrong type.
         ConfigError: SPEEDKIT_HARDWARE, or an option's environment variable, is invalid.
-        SpeedKitError: A part can't be applied, or `compile.required` is set and can't be met.
+        SpeedKitError: An optimization can't be applied, or `compile.required` can't be met.
 
     Example::
 
@@ -130,7 +130,7 @@ def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
 class Preview:
     """The plan that applying would put in force, and the model's newest context (or None).
 
-    `words` holds each optimization's decision for every word of its option.
+    `words[name][word]` is the decision about optimization `name` for its option value `word`.
     """
 
     plan: Plan
@@ -139,7 +139,7 @@ class Preview:
 
     @property
     def pending(self) -> bool:
-        """Return whether the plan's active values differ from the newest context's (or none)."""
+        """Return whether `plan` and `applied` differ in active values (None has no values)."""
         active = {} if self.applied is None else self.applied.plan.active_values()
         return self.plan.active_values() != active
 
@@ -159,7 +159,7 @@ def preview(
 
 
 def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, dict[str, Decision]]:
-    """Return each optimization's decision for each word, with other options as in `config`."""
+    """Return decisions by optimization and option value; other options are as in `config`."""
     decisions: dict[str, dict[str, Decision]] = {}
     for optimization in CATALOG:
         name = optimization.name
@@ -176,9 +176,9 @@ def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, d
 
 
 def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
-    """Return the library whose trainer runs the model's loop, by model and `names`; else "".
+    """Return the library that runs the model's training loop: Lightning or transformers; else "".
 
-    Lightning trains a LightningModule and its parts; transformers trains the model of a Trainer.
+    The sign is a LightningModule that is or contains the model, or the model's Trainer, in `names`.
     """
     whole = unwrapped(model)
     for value in (model, *(value for name, value in list(names.items()) if name[:1] != "_")):

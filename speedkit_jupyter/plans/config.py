@@ -44,8 +44,8 @@ class SpeedConfig(FromCatalog):
 
     Args:
         alone: If True, options that are not given stay unchanged; grad_scaler follows precision.
-        values: Options by name, as in `precision="bf16"`. Environment variables (`SPEEDKIT_<NAME>`,
-            the entry's `variable`) take precedence.
+        values: Options by name, as in `precision="bf16"`. Environment variables, such as
+            `SPEEDKIT_PRECISION` for `precision`, take precedence.
 
     Raises:
         ConfigError: A name or value is invalid; `problems` lists every mistake.
@@ -94,7 +94,7 @@ class SpeedConfig(FromCatalog):
     def from_yaml(cls, path: str | os.PathLike[str]) -> SpeedConfig:
         """Return the config in a YAML file. Raises ConfigError, which lists every mistake.
 
-        The safe loader reads the file. An empty file gives the config `SpeedConfig()`.
+        PyYAML's safe loader reads the file. An empty file gives the config `SpeedConfig()`.
         """
         name = str(arguments.path("path", path))
         try:
@@ -124,7 +124,7 @@ class SpeedConfig(FromCatalog):
         return {ALONE: True, **values} if self._alone else values
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
-        """Return a copy; its requests for given options get `source`, and `why` as measurement."""
+        """Return a copy; options set by the config itself get `source` and the measured `why`."""
         twin = self.model_copy()
         twin._source, twin._why = source, why
         return twin
@@ -136,7 +136,7 @@ class SpeedConfig(FromCatalog):
         return twin
 
     def changed(self, path: str, value: Any) -> SpeedConfig:
-        """Return a config with `value` for an option (`tf32`) or one of its fields, `compile.mode`.
+        """Return a config with `value` for an option (`tf32`) or for a field (`compile.mode`).
 
         No environment variable overrides this option. None resets a field to its default. Raises
         ConfigError for an invalid name or value.
@@ -202,7 +202,7 @@ def _prepared(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return values by option, overridden by environment variables, and the variables used.
 
-    Variables don't override `origin.firm`. Unknown ones cause warnings; mistakes go to `problems`.
+    Add messages about keys to `problems`; warn of unknown variables. `origin.firm` has precedence.
     """
     known: dict[str, Any] = {}
     for key, value in values.items():

@@ -1,13 +1,12 @@
 """A plan in force on a model, and its exact undoing.
 
-Only `_apply` puts a plan on the model, and only `_undo` takes it off. `plans/registry.py` lists
-the contexts of this process.
+`_apply` puts a plan on the model, `_undo` takes the plan off. `plans/registry.py` has all contexts.
 
 | state | begins with | ends with |
 | --- | --- | --- |
 | planned | `SpeedContext(model, config)` | `put_in_force` |
 | in force | `put_in_force`, `show`, `restore` of a newer plan | `hide`, `restore` |
-| hidden | `hide`: by a newer plan or a measurement | `show`, `restore` of it or a newer plan |
+| hidden | `hide`: by a newer plan or a measurement | `show`, `restore`, `restore` of a newer plan |
 | measured | the block `MeasuredContext.in_force` | the end of the block |
 | restored | `restore`, `roll_back`, `abandon`, newer plans, deletion of the model | never |
 """
@@ -46,7 +45,7 @@ from speedkit_jupyter.torchglue import heap, interrupts
 
 
 class OpenBlocks(threading.local):
-    """The open blocks of each thread, the innermost last."""
+    """The context managers that each thread has entered, the innermost last."""
 
     def __init__(self) -> None:
         self.blocks = list[AbstractContextManager[Any]]()
@@ -80,11 +79,11 @@ class SpeedContext:
     The context keeps neither model nor optimizers alive. The plan ends when the model is deleted.
 
     Attributes:
-        plan: The decisions, with their reasons and later results.
+        plan: The decisions, with their reasons, and with `notes` as hints.
         facts: The facts of the model before the plan; `facts_of` has each optimizer's facts.
-        notes: Later results in words, by optimization.
+        notes: Texts on what happened since the plan was applied, by optimization.
         before: Flags, and the state of model and optimizers, before the plan.
-        asked: The names of the parts, `autocast` and `grad_scaler`, that the user's code has used.
+        asked: `autocast`, `grad_scaler` or both, if the user's code has used these attributes.
 
     Example::
 
@@ -143,11 +142,11 @@ class SpeedContext:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Return names of flags that the user changed under the plan and that undoing it kept."""
+        """Return names of flags that undoing did not reset, because the user had changed them."""
         return tuple(dict.fromkeys(self.target.kept))
 
     def changes(self) -> tuple[Change, ...]:
-        """Return changes of flags, model and optimizers since `before`; none without the model."""
+        """Return flag, model and optimizer changes since `before`; none for a deleted model."""
         now = self.before if self.model is None else observed(self.target)
         return flags.diff(self.before, now)
 
@@ -165,11 +164,11 @@ class SpeedContext:
         return next((one.device for one in parameters if not one.is_meta), torch.device("cpu"))
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context manager for the forward pass: autocast if the plan is in force."""
+        """Return a context manager: autocast, if the plan has one and is in force, else no-op."""
         return self._autocast_block
 
     def sdpa(self) -> AbstractContextManager[Any]:
-        """Return a context manager that sets the attention kernel if the plan is in force."""
+        """Return a context manager that sets the attention kernel of the plan, if in force."""
         return self._sdpa_block
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -203,7 +202,7 @@ class SpeedContext:
 
     @property
     def _acting(self) -> SpeedContext:
-        """Return the context measured on this model, else on any in this thread, else `self`."""
+        """Return the context measured on this model, or else in this thread, or else `self`."""
         here, own = threading.get_ident(), MEASURED.get(self._key)
         others = (context for thread, context in MEASURED.values() if thread == here)
         acting: SpeedContext = own[1] if own else next(others, self)
@@ -234,15 +233,16 @@ class SpeedContext:
         CHANGES.tell(model)
 
     def roll_back(self) -> None:
-        """Undo `put_in_force`, even an interrupted one, and put the earlier plan in force."""
+        """Undo `put_in_force`, even if it was interrupted; put the earlier plan in force."""
         self._entered = True  # so that `restore` reapplies the earlier plan
         self.restore()
 
     def restore(self) -> None:
-        """Undo the plan; keep trained values. Do nothing if restored or if the model is deleted.
+        """Undo the plan, but keep trained values and flags that the user changed under the plan.
 
         If this plan is the newest, an earlier plan is reapplied: the previous plan if this context
         was used in `with`, else the newest plan whose `with` block is still running.
+        A restored context, or a context of a deleted model, changes nothing.
         """
         model = self.model
         if self.restored or model is None:
@@ -371,7 +371,7 @@ def restore_all() -> int:
 
 
 def _remove_unreachable(contexts: Sequence[SpeedContext]) -> None:
-    """Remove the newest of `contexts`, down to one whose `with` block is still running."""
+    """Remove contexts from the newest on; stop before one whose `with` block is still running."""
     for context in takewhile(lambda context: not context._entered, reversed(contexts)):
         context._remove()
 

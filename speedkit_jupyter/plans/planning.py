@@ -60,7 +60,7 @@ class Plan:
         }
 
     def noted(self, notes: Mapping[str, str]) -> Plan:
-        """Return the plan with `notes` (results by name) in place of hints of active decisions."""
+        """Return the plan; the hint of each active decision becomes its text in `notes`, if any."""
         hints = {d.name: notes[d.name] for d in self.decisions if d.active and d.name in notes}
         if not hints:
             return self
@@ -85,7 +85,7 @@ class Plan:
 
     @property
     def facts_after(self) -> Facts:
-        """Return the facts of the model under the plan, on its new device, in its new precision."""
+        """Return the facts of the model under the plan, such as the new device and precision."""
         facts = self.facts
         for decision in self.decisions:
             if decision.active:
@@ -93,7 +93,7 @@ class Plan:
         return facts
 
     def active_values(self) -> dict[str, Any]:
-        """Return active decisions' values by name; with `details`, a value is a dict of fields."""
+        """Return active values by name; for a decision with `details`, a dict of fields."""
         values = {decision.name: decision.value for decision in self.decisions if decision.active}
         for decision in self.decisions:
             if decision.active and decision.details:
@@ -102,12 +102,12 @@ class Plan:
         return values
 
     def changes_model(self) -> dict[str, Any]:
-        """Return the active values with the effect CHANGES_MODEL, by name."""
+        """Return the active values that change the model's arithmetic (such as int8), by name."""
         active = self.active_values()
         return {name: active[name] for name in active if named(name).effect is Effect.CHANGES_MODEL}
 
     def to_config(self) -> SpeedConfig:
-        """Return a config of the active and other requested values; the rest stays unchanged."""
+        """Return a config of requested and active values that leaves other options unchanged."""
         return SpeedConfig.from_dict(self.config.to_dict() | self.active_values()).alone()
 
     def to_yaml(self) -> str:
@@ -177,7 +177,7 @@ def precision_of(plan: Plan) -> str:
 
 
 def together(plans: Sequence[Plan]) -> Plan:
-    """Return one plan for several models; active decisions come first, declined ones last."""
+    """Return one plan for several models, with active decisions, or else ones not declined."""
     ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)  # trained models first
     decisions = [
         min(of_each, key=lambda decision: (not decision.active, decision.declined))

@@ -13,11 +13,11 @@ import torch
 from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
 
-# By `key_of(model)`: the contexts that are not restored, in force or hidden, the newest last.
+# By `key_of(model)`: the contexts in force or hidden, the newest last.
 APPLIED: dict[int, list[Any]] = {}
 # By `key_of(model)`: the thread of a measured block, and the context in force in this block.
 MEASURED: dict[int, tuple[int, Any]] = {}
-# Called with the model once a plan is applied or restored, except by a benchmark.
+# Functions called with the model after a plan is applied or restored, except by a benchmark.
 CHANGES = Listeners()
 
 

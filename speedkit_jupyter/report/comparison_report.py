@@ -1,4 +1,4 @@
-"""The report of a benchmark or a timed cell: headline, table, remarks, and live progress."""
+"""Reports of a benchmark, of a timed cell, and of a running measurement's progress."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 
-ALMOST = 0.97  # the largest share that a progress bar shows
+ALMOST = 0.97  # the largest share that a progress bar shows during a measurement
 WORDS = ("variant", "verdict", "accuracy")
-# Columns that narrow text output may leave out, the last one first.
+# Columns that text output leaves out if the table is too wide, beginning with the last.
 LEAVING = ("memory", "first call")
 LEGEND = (
     "Median time of one step, device synchronized; speed-up: median of the ratios within each "
@@ -36,7 +36,7 @@ class Urgent(str):
 
 
 def comparison_report(comparison: Comparison) -> Document:
-    """Return a benchmark's report: its answer in one line, the table, and remarks."""
+    """Return a benchmark's report: the result in one line, the table, and remarks."""
     about = [
         type(line)(f"{record.name}: {line}")  # an Urgent line stays Urgent
         for record in comparison.records
@@ -51,7 +51,7 @@ def comparison_report(comparison: Comparison) -> Document:
 
 
 def _headline(comparison: Comparison) -> str:
-    """Return the headline: the best gain, the only variant's time, or that nothing is proven."""
+    """Return the headline: the only variant's time, the best gain, or `Nothing is proven …`."""
     environment, baseline, best = comparison.environment, comparison.baseline, comparison.best
     rounds = count(len(baseline.times_s), "round")
     where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
@@ -67,7 +67,7 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _nothing(comparison: Comparison) -> str:
-    """Return the headline if no variant is faster; name unchecked or model-changing variants."""
+    """Return `Nothing is proven …`; name an unchecked variant, or all that change the model."""
     text = f"Nothing is proven faster than {comparison.baseline.name}"
     unchecked = [one for one in comparison.records if comparison.verdict(one) == "not checked"]
     if unchecked:
@@ -79,7 +79,7 @@ def _nothing(comparison: Comparison) -> str:
 
 
 def describe_gain(gain: Ratio, baseline: str) -> str:
-    """Return `1.23× as fast as baseline`, with the interval or else the number of rounds."""
+    """Return `1.23× as fast as baseline`, with the interval or, if unbounded, the round count."""
     fast = f"as fast as {baseline}"
     if not gain.is_bounded:
         return f"about {ratio(gain.median)} {fast} in {count(gain.pairs, 'round')}"
@@ -128,7 +128,7 @@ def comparison_table(comparison: Comparison) -> elements.Table:
 
 
 def _of_tokens(record: Record) -> tuple[str, str, str]:
-    """Return the times of the prompt and of a token, and the tokens a second, as text."""
+    """Return the prompt's time, a token's median time, and the tokens per second, as text."""
     tokens = record.tokens
     assert tokens is not None
     rate = tokens.tokens / median(record.times_s)
@@ -136,7 +136,7 @@ def _of_tokens(record: Record) -> tuple[str, str, str]:
 
 
 def latency_lines(comparison: Comparison, names: Collection[str]) -> Iterator[str]:
-    """Yield a line for each named variant: token times and, with a limit, the 99th percentile."""
+    """Yield a line for each variant in `names` that has token times or a limited percentile."""
     limit_s = comparison.at_most_s
     for record in comparison.records:
         if record.name not in names or not record.times_s:
@@ -154,7 +154,7 @@ def latency_lines(comparison: Comparison, names: Collection[str]) -> Iterator[st
 
 
 def _accuracy(accuracy: Accuracy | None) -> str:
-    """Return the accuracy's verdict as a cell, with the error of a rounded or changed model."""
+    """Return the accuracy cell's text: the verdict, or a known error; empty for None."""
     if accuracy is None:
         return ""
     error, verdict = accuracy.output_error, accuracy.verdict
@@ -166,7 +166,7 @@ def _accuracy(accuracy: Accuracy | None) -> str:
 
 
 def _verdict(comparison: Comparison, record: Record) -> str:
-    """Return the verdict as a cell, with a short reason for a failure, missing times or noise."""
+    """Return the verdict cell's text, with a short reason for a failure, missing times or noise."""
     verdict, gain = verdict_text(comparison, record), comparison.ratio(record)
     if record.failure:
         return f"{verdict}: {_in_short(record)}"
@@ -200,7 +200,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _lines(comparison: Comparison, record: Record) -> Iterator[str]:
-    """Yield remarks about a variant, such as its failure, changes, accuracy, declines and notes."""
+    """Yield remarks about a variant: failure, changes, accuracy, declined options, notes."""
     failed, found = record.failure, record.accuracy
     if failed and _in_short(record) != _reason(record):
         yield f"{verdict_text(comparison, record)}: {_reason(record)}"
@@ -248,7 +248,7 @@ def _given_up(record: Record) -> str:
 
 
 def _legend(comparison: Comparison) -> Iterator[str]:
-    """Yield remarks about the whole benchmark, such as rounds left out or lasting effects."""
+    """Yield remarks about the whole benchmark, such as rounds left out or unrestorable state."""
     if comparison.dropout_off:
         yield "Dropout was off in the accuracy check: each kernel draws other masks."
     reasons = {
@@ -266,7 +266,7 @@ def _legend(comparison: Comparison) -> Iterator[str]:
 
 
 def timing_report(timing: Timing) -> Document:
-    """Return the report of a timed cell: the median with its interval, and `%timeit`'s numbers."""
+    """Return a cell's report: median, interval, `%timeit`'s numbers; without runs, a headline."""
     runs = f"{count(timing.repeat, 'run')}, {count(timing.loops, 'loop')} each"
     if not timing.all_runs:
         return Document(f"Nothing was timed ({runs})")
@@ -291,13 +291,13 @@ def timing_report(timing: Timing) -> Document:
 
 
 def live_report(progress: Progress, title: str = "") -> Document:
-    """Return the progress for notebooks and the panel, with a bar if there is a title."""
+    """Return a report of the progress: a table of the variants and, with a `title`, a bar."""
     known = progress.known
     rows = [_live_row(known, record) for record in known.records] if known else []
     table = elements.Table(LIVE, rows, numbers=LIVE[1:3], wraps=LIVE[:1])
     if not title:
         return Document(progress.text, [table])
-    # The bar is never full while an engine runs, even if the budget is exceeded.
+    # The bar is never full while a measurement runs, even if the budget is exceeded.
     return Document(title, [elements.Meter(min(progress.done, ALMOST), progress.text), table])
 
 

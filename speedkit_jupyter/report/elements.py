@@ -14,10 +14,10 @@ AS_BEFORE = "Model, optimizer and random state are as before."
 
 
 class TableCell(str):
-    """A cell with a format.
+    """A table cell with a format for HTML; text output shows only the ● of a `changed` cell.
 
-    `changed` adds a ●, `code` is monospaced, `hint` is a tooltip, and `share` (0 to 1) is the
-    length of a bar behind the text.
+    `code` makes a cell monospaced, `hint` is a tooltip, `share` (0 to 1) is the length of a bar
+    behind the text. Of `code`, `hint` and `changed`, HTML uses only the first that is set.
     """
 
     changed = code = False
@@ -40,8 +40,8 @@ class Table:
     """A table of columns and rows; a plain tuple is a row without a colour.
 
     Columns in `numbers` are right-aligned; columns in `wraps`, and the last column, may wrap. Text
-    output drops `optional` columns, the last one first, until the table fits its width. The last
-    column keeps a width of `least_last` characters, or less if its cells are shorter.
+    output drops `optional` columns, beginning with the last, until the table fits on the page. The
+    last column of a table keeps `least_last` characters, or fewer if its cells are shorter.
     """
 
     columns: tuple[str, ...]
@@ -75,7 +75,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """Code to paste into a cell, or a whole file."""
+    """Code to paste into a cell or, if `is_file`, the text of a whole file."""
 
     text: str
     is_file: bool = False
@@ -86,7 +86,7 @@ class CodeBlock:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG picture, drawn only when shown; `text` is the alternative text."""
+    """A picture; `png` draws it as PNG when HTML is made, and `text` is the alternative text."""
 
     png: Callable[[], bytes]
     text: str
@@ -94,7 +94,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a report; `summary` replaces the section while it is folded."""
+    """A section of a report; if `folded`, a brief report may show only the `summary`."""
 
     body: Any  # Table | CodeBlock | Meter | Picture | str, or empty
     title: str = ""

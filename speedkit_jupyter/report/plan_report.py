@@ -47,7 +47,7 @@ def _machine(hardware: Hardware, device: str = "cpu") -> str:
 
 
 def values_text(values: Mapping[str, Any] | Iterable[Decision]) -> str:
-    """Return values, or active decisions, as text: `precision bf16, channels_last`."""
+    """Return values by name, or active decisions, as text: `precision bf16, channels_last`."""
     if not isinstance(values, Mapping):
         values = {decision.name: decision.value for decision in values if decision.active}
     return ", ".join(k if v is True else f"{k} {word(v)}" for k, v in values.items())
@@ -56,7 +56,7 @@ def values_text(values: Mapping[str, Any] | Iterable[Decision]) -> str:
 def plan_report(
     made: Plan | SpeedContext, name: str = "model", found: Tuning | None = None
 ) -> Document:
-    """Return the decisions with their reasons; for a context, also changes and notes."""
+    """Return a report of a plan's decisions and reasons; for a context, also changes and notes."""
     if isinstance(made, SpeedContext):
         table = decision_table(made.plan, on=WAS_ON if made.restored else ON)
         content = [table, worth_measuring(made.plan, found), _changed(made), _notes(made)]
@@ -68,7 +68,7 @@ def plan_report(
 def applied_report(
     context: SpeedContext, name: str, variable: str, names: Mapping[str, Any], lines: Sequence[str]
 ) -> Document:
-    """Return the decisions, the edits that the user's loop needs, and the changes by the plan.
+    """Return the report of `apply`: decisions, edits that the user's loop needs, and changes.
 
     `name` is the model's expression, `variable` the context's variable, `names` the notebook's
     variables; `lines` are further lines.
@@ -99,7 +99,7 @@ def status_report(
     contexts: Sequence[tuple[str, SpeedContext]],
     planned: Iterable[tuple[str, Plan, Tuning | None]] = (),
 ) -> Document:
-    """Return the hardware, the plans in force, and the plans that `apply` would make."""
+    """Return a report of the hardware, plans in force, and plans that `apply` would make."""
     content: list[Any] = []
     for name, context in contexts:
         declined = [one for one in context.plan if one.declined and not one.active]
@@ -125,7 +125,7 @@ def decision_table(
     pending: Preview | None = None,
     **more: Any,
 ) -> Table:
-    """Return a table with a row for each decision; changes of a `pending` preview are marked."""
+    """Return a table with a row for each decision; mark what applying `pending` would change."""
     rows = []
     for one in made:
         state, tone = outcome(one, on)
@@ -145,14 +145,14 @@ def decision_table(
 
 
 def outcome(decision: Decision, on: tuple[str, Tone] = ON) -> tuple[str, Tone]:
-    """Return the state of a decision as a sign and a word, and its colour."""
+    """Return a decision's state (a sign and words) and tone; `on` is for active decisions."""
     if decision.active:
         return ("◐ replaced", "plain") if decision.declined and on == ON else on
     return ("✕ declined", "bad") if decision.declined else ("○ as is", "quiet")
 
 
 def worth_measuring(plan: Plan, found: Tuning | None = None) -> str:
-    """Return a line about values worth measuring or about tuning's result; empty if none."""
+    """Return a line about the tuning result `found`, else about values worth measuring; or ""."""
     if found is None:
         offer = f"Worth measuring here: {values_text(plan.worth_measuring)}: `%%speedbench --tune`"
         return offer if plan.worth_measuring else ""
@@ -209,7 +209,7 @@ def catalog_report(plan: Plan, name: str) -> Document:
 
 
 def explain_report(optimization: Optimization, decisions: Mapping[str, Decision]) -> Document:
-    """Return an optimization's description and, by model name, the decisions about it."""
+    """Return a report of an optimization: the description, and the `decisions` by model name."""
     values = [f"{name}: {info.description}" for name, info in optimization.fields.items()]
     about = {
         "what": " ".join(inspect.cleandoc(optimization.__doc__ or "").split()),
@@ -231,7 +231,7 @@ def explain_report(optimization: Optimization, decisions: Mapping[str, Decision]
 
 
 def state_report(preview: Preview, name: str, found: Tuning | None = None) -> Document:
-    """Return the plan in force, and the changes that Apply would make, with reasons."""
+    """Return a report of the plan in force and the changes that Apply would make, with reasons."""
     plan, applied = preview.plan, preview.applied
     would = values_text(plan) or "nothing"
     headline = f"Nothing is applied to `{name}`. Apply would turn on: {would}"
@@ -256,7 +256,7 @@ def state_report(preview: Preview, name: str, found: Tuning | None = None) -> Do
 def panel_report(
     preview: Preview, name: str, message: str, result: Document | None, found: Tuning | None
 ) -> Document:
-    """Return the content of a panel, for front ends without widgets."""
+    """Return a panel's content as one report, for front ends without widgets."""
     state = state_report(preview, name, found)
     content = [message, *state.content]
     if result is not None and result.sections:
@@ -266,7 +266,7 @@ def panel_report(
 
 
 def _marked(preview: Preview, one: Decision, state: str) -> tuple[str, str]:
-    """Return state and value, with marks for changes by Apply: `→ on`, `→ off`, `● bf16`."""
+    """Return a decision's state and value; mark changes by Apply: `→ on`, `→ off`, `● bf16`."""
     now, value = preview.applied.plan if preview.applied else None, word(one.value)
     was_on = now is not None and now[one.name].active
     if (one.active, one.value) != (was_on, now[one.name].value if now else one.value):
@@ -286,7 +286,7 @@ def code_report(
     model: torch.nn.Module | None = None,
     names: Mapping[str, Any] | None = None,
 ) -> Document:
-    """Return a plan as code; `name` is the model's expression, `names` the notebook's variables."""
+    """Return a report with a plan's code; `name`: the model's expression, `names`: variables."""
     text = code(plan, form, optimizers, model=model, name=name, names=names)
     titles = {"torch": "plain PyTorch", "transformers": "Transformers", "yaml": "a config"}
     title = titles.get(form, f"a script for {form}")

@@ -1,6 +1,6 @@
 """Render reports as text and HTML, and their figures as PNG, for all front ends.
 
-HTML has inline styles, because several front ends drop style sheets. Text keeps the page's colour.
+HTML has inline styles, because several front ends drop style sheets, and sets no text colour.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GAP = "  "
-# Cells break at spaces, after a `+`, as in `bf16+channels_last`, and after a comma before a name.
+# Cells break at spaces, after a `+`, as in `bf16+channels_last`, and after a comma before a letter.
 BREAKS = r"([ \n]+)|(?<=\+)|(?<=,)(?=[a-z])"
 
 
 @dataclass(frozen=True)
 class Document:
-    """A headline and sections, or bodies without a title; `data` has the report's plain values.
+    """A report: a headline, sections or bodies without a title, and plain values in `data`.
 
-    If brief, HTML collapses folded sections, and text shortens folded sections without a title.
+    If `is_brief`, HTML collapses folded sections, and text shows a line for each untitled one.
     """
 
     headline: str
@@ -92,7 +92,7 @@ def _section_text(section: elements.Section, width: int, is_brief: bool) -> str:
 
 
 def table(found: elements.Table, width: int) -> str:
-    """Return a table as text; to fit, narrow columns that wrap, then drop optional columns."""
+    """Return a table as text; to fit into `width`, wrap cells, then drop optional columns."""
     while (widths := _widths(found, width)) is None:
         found = found.without_last_optional()
     every = (found.columns, *(row.cells for row in found.rows))
@@ -220,7 +220,7 @@ def _cell_html(cell: str, wraps: bool) -> str:
     if look.changed:
         return f'<strong class="speedkit-changed" style="{MARKED}">{_escaped(cell)}</strong>'
     text = linked(_escaped(cell))
-    # Names such as `bf16+channels_last` may break, intervals may not.
+    # Names such as `bf16+channels_last` may break, but intervals may not.
     return text.replace("+", "+<wbr>").replace(" to ", "&nbsp;to&nbsp;") if wraps else text
 
 
@@ -234,7 +234,7 @@ def _side(found: elements.Table, name: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text escaped for HTML; `code` in backticks becomes <code>."""
+    """Return text escaped for HTML; if backticks are paired, text between them becomes <code>."""
     if text.count("`") % 2:
         return escape(text)
     return re.sub("`([^`]*)`", rf'<code style="{INLINE}">\1</code>', escape(text))
@@ -244,7 +244,7 @@ def _escaped(text: str) -> str:
 
 
 def axes_of(height: float, x_label: str) -> Any:
-    """Return the axes of a new figure, without changing the user's pyplot state."""
+    """Return the axes of a new figure of `height` inches; the user's pyplot state is unchanged."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, height), layout="constrained")

@@ -1,4 +1,4 @@
-"""Reports about tuning, learned plans and compiled code."""
+"""Reports about tuning, learned plans and stored compiled code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from speedkit_jupyter.support.units import between, count, day, ratio, seconds, 
 
 PARTS = ("part", "adds", INTERVAL)
 PLANS = ("plan", "speed-up", "verdict")
-# Most plans in the first table; the other plans are folded.
+# Maximum number of plans in the first table; the other plans are folded.
 MOST_SHOWN = 5
 
 
@@ -47,7 +47,7 @@ def tuning_report(tuning: Tuning) -> Document:
 
 
 def _plans(tuning: Tuning) -> list[elements.Row]:
-    """Return a row for each plan with speed-up and verdict: the answer first, then by speed-up."""
+    """Return a row per plan: the proven or likely plan first, then the others by speed-up."""
     likely = {tuning.likely: "likely, not proven"} if tuning.likely else {}
     answer = {tuning.winner.name: f"proven{tuning.where}"} if tuning.helped else likely
     verdicts = dict(tuning.rejected)
@@ -76,7 +76,7 @@ def _plans(tuning: Tuning) -> list[elements.Row]:
 
 
 def _next_steps(tuning: Tuning) -> list[str]:
-    """Return the next commands, with the models' expressions if known; none without a plan."""
+    """Return the next commands for a proven or likely plan; an empty list without such a plan."""
     models, code = ",".join(tuning.named), [f"code {name}" for name in tuning.named or ("",)]
     lines = {
         f"apply {models}": "applies the plan; with -v NAME, NAME.apply() too",
@@ -90,7 +90,7 @@ def _next_steps(tuning: Tuning) -> list[str]:
 
 
 def _answer(tuning: Tuning) -> str:
-    """Return the winner with its gain, the likely plan, or why no plan is proven; and the time."""
+    """Return the headline: the winner's gain, the likely plan, or why none won; and the time."""
     took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
     if tuning.seconds and tuning.compiling_s >= 0.5:  # less is not worth mentioning
         took += f", {seconds(tuning.compiling_s)} of them compiling"
@@ -131,7 +131,7 @@ def _learned(entry: Kept) -> tuple[str, ...]:
 
 
 def cache_report() -> Document:
-    """Return the folder and the size of compiled code, or the reason why it is not used."""
+    """Return a report of the folder and size of compiled code, or why no code is stored."""
     try:
         folder, used = compile_cache.trusted().parent, size(compile_cache.size_bytes())
     except SpeedKitError as error:

@@ -35,7 +35,7 @@ LINK = "color:inherit;text-decoration:underline dotted;text-underline-offset:3px
 
 
 def verdict_text(comparison: Comparison, record: Record) -> str:
-    """Return the verdict as text for users."""
+    """Return the verdict in words for users; above SLOWER_BELOW, "slower" is "no gain"."""
     verdict, gain = comparison.verdict(record), comparison.ratio(record)
     if verdict in ("slower", "same") and gain is not None and gain.median > SLOWER_BELOW:
         return NO_GAIN
@@ -44,7 +44,7 @@ def verdict_text(comparison: Comparison, record: Record) -> str:
 
 @cache
 def project_urls() -> dict[str, str]:
-    """Return the addresses in the package's metadata, by their names in `[project.urls]`."""
+    """Return the addresses in the package's metadata, by `[project.urls]` name; else {}."""
     with suppress(metadata.PackageNotFoundError):  # imported from a clone without installing it
         lines = metadata.metadata("speedkit-jupyter").get_all("Project-URL", [])
         return dict(line.split(", ", 1) for line in lines)

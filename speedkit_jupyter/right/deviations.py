@@ -66,7 +66,7 @@ class Sums(NamedTuple):
         return Deviation(math.sqrt(self.off / square), abs(self.product) / square, bias)
 
     def along(self, way: float, dtype: torch.dtype) -> Sums:
-        """Return sums for the difference without roundings, relative to a change of norm `way`."""
+        """Return sums of the difference beyond rounding, relative to a change of norm `way`."""
         if not math.isfinite(self.off):
             return self
         # Differences of up to four eps of the dtype (at least float32's) are roundings.

@@ -49,11 +49,11 @@ Place = tuple[Key, str]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The verdict on whether a variant computes the same, and its errors.
+    """The verdict on whether a variant computes the same, and the variant's errors.
 
     Errors are relative norms against the reference, with the baseline's own for comparison.
-    `explained_output` is the largest output error of control runs and the baseline, or of two
-    roundings. Only a variant that changes the model has a `loss_error`.
+    `explained_output` is the largest output error of control runs, the baseline and two roundings.
+    Only a variant that changes the model has a `loss_error`.
     """
 
     verdict: Literal["exact", "rounding", "other model", "wrong", "not checked"]
@@ -68,7 +68,7 @@ class Accuracy:
 
 @dataclass
 class StepJudge:
-    """Judge variants by the trace of the step in float64, or of the baseline itself.
+    """Judge variants by the trace (recorded values) of the step in float64, or of the baseline.
 
     `own` has the baseline's differences from float64, `controls` the control runs by precision;
     `lowered` is the lowest precision of the step's autocast and parameters. `unlike` are values
@@ -88,13 +88,13 @@ class StepJudge:
     def begin(
         self, trace: dict[Key, Look], baseline: ObservedRun, covered: Set[Key], lowered: str
     ) -> None:
-        """Set the trace, its moments `covered` by float64, the baseline's run, and `lowered`."""
+        """Set the trace, baseline and `lowered`; `own` gets the rows that float64 `covered`."""
         self.trace, self.baseline, self.lowered = trace, baseline, lowered
         rows = baseline.rows.items()
         self.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
 
     def follows(self) -> bool:
-        """Return whether float64 and baseline agree in form and, in fp32, within 2 % in outputs."""
+        """Return whether float64 agrees with the baseline in shapes and, in fp32, outputs (2 %)."""
         seen = {key for key, _ in self.baseline.rows}
         missing = [key for key, look in self.trace.items() if look.values and key not in seen]
         if missing or not all(row.fits for row in self.own.rows.values()):
@@ -121,7 +121,7 @@ class StepJudge:
         return lowest(precision, self.lowered)
 
     def runs_before_verdict(self, run: ObservedRun, precision: str) -> int:
-        """Return the number of further runs (controls, one baseline) before the verdict "wrong".
+        """Return the number of runs to add (controls, one of the baseline) before judging "wrong".
 
         Return 2 if the run is broken or a value of 16 or more elements exceeds DOUBT × its limit.
         Return 6 if only smaller values or deviations exceed limits, maybe by chance; else 0.
@@ -205,7 +205,7 @@ class StepJudge:
         return found
 
     def _broken(self, run: ObservedRun, precision: str, other: bool = False) -> Accuracy | None:
-        """Return a verdict if shapes, dtypes or steps differ, or values aren't finite; else None.
+        """Return a verdict for wrong shapes, dtypes, step counts or non-finite values; else None.
 
         If a plan changes the model (`other`), weights may have other shapes, results other dtypes.
         """
@@ -314,7 +314,7 @@ def _called(kind: str, name: str) -> str:
 def beyond_limit(
     found: Deviation, size: int, control: Deviation | None, kind: str, precision: str
 ) -> tuple[float, str]:
-    """Return the worst deviation ÷ limit, and a description; 0 if rounding explains any error."""
+    """Return the worst deviation ÷ limit, and a description; 0 if rounding explains every error."""
     times, share, roundings = LIMITS[kind]
     known = control or Deviation(*[8 * unit(precision)] * 3)  # a typical deviation
     if known.distance >= 1:  # rounding alone changes the tensor by its own size

@@ -42,7 +42,7 @@ from speedkit_jupyter.step.watching import Watcher, unwatched
 from speedkit_jupyter.torchglue.storage import is_in_memory, plain
 
 # Gradients are compared and replaced in this many steps of each optimizer. The first starts from
-# the user's state, the second from the first's result. The trace copies parameters each time.
+# the user's state, the second from the first's result. Each adds a copy of parameters to the trace.
 FOLLOWED = 2
 CACHE = "past_key_values"
 # Keyword arguments with these words in their names hold no tokens, and are not compared.
@@ -55,7 +55,7 @@ class RunKind:
 
     extends: bool = False  # True if the run adds to the trace
     ends_early: bool = False  # True if the run ends when no more values are compared
-    stops_at_step: bool = False  # True to end before an optimizer step with ready gradients
+    stops_at_step: bool = False  # True if the run ends before a step with ready gradients
     led: bool = False  # True if parameters get the trace's values, and optimizers no gradients
 
 
@@ -106,7 +106,7 @@ class Observer(Watcher):
             self._name(parameter)
         self._numbers: Counter[tuple[int, int, str, str]] = Counter()
         held = (self._parameters | self._all("buffers")) if self.kind.extends else {}
-        # To extend the trace: parameters at the start or last compared step, and initial buffers.
+        # For changes in the trace: parameters at the start or last compared step, initial buffers.
         self._seen = {n: _copy(v) for n, one in held.items() if (v := plain(one)) is not None}
         for gradient in map(self._gradient, self._parameters.values()):
             if gradient is not None and is_in_memory(gradient):
@@ -183,7 +183,7 @@ class Observer(Watcher):
         self._is_free = self._is_free or self._steps_taken[id(optimizer)] > FOLLOWED
         own = parameters_of([optimizer])
         names = [self._name(parameter) for parameter in own]
-        # Inside a backward pass optimizers step in any order; a parameter identifies each.
+        # Inside a backward pass, optimizers step in any order: a parameter identifies an optimizer.
         self._tag = names[0] if self._in_backward and own else ""
         if self._is_free:
             if self.kind.ends_early and not self._in_backward:
@@ -271,7 +271,7 @@ class Observer(Watcher):
     def _look(
         self, kind: str, found: Values, tag: str = "", led: bool = False
     ) -> Iterable[ObservedDifference]:
-        """Return differences from the trace; first extend it, or if `led` copy it to `found`."""
+        """Extend the trace, or copy it to `found` if `led`; record and return differences."""
         moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
         self._numbers[moment] += 1
         key = self._key = (*moment, self._numbers[moment])

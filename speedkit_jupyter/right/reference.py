@@ -32,7 +32,7 @@ WIDER = {
 # Count of random numbers, drawn once and reused. It is prime, so that rows or columns of a tensor
 # get different numbers.
 STOCK = 262_147
-# Matches names of operations that autocast runs in the lower precision.
+# A pattern for names of operations that autocast runs in the lower precision.
 PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
     r"|convolution|attention|transformer_encoder"
@@ -88,7 +88,7 @@ def _name_of(operation: Any) -> str:
 
 @contextmanager
 def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
-    """Run the block with models and optimizers in float64.
+    """Run the block with `holders`, that is models and optimizers, in float64.
 
     Inputs of modules, and operands next to float64 operands, become float64, too. At the end the
     converted tensors get their original memory back; the caller removes the block's gradients.
@@ -161,7 +161,7 @@ def without_wrappers() -> AbstractContextManager[None]:
 
 
 def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
-    """Draw torch's random numbers in float32 and contiguous memory, in the block.
+    """Return a context manager in which torch draws random numbers as contiguous float32.
 
     The numbers are then equal in float64, bf16 and channels_last, but not inside fused kernels (see
     `draws_inside`). `drawn` gets the names of operations that draw.
@@ -214,7 +214,7 @@ def _in_float32(value: Any) -> Any:
 
 @contextmanager
 def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
-    """Disable modules' dropout in the block: masks differ by kernel. Yield whether any was on."""
+    """Disable dropout in the block, as masks differ by kernel; yield whether dropout was active."""
     dropouts: Any = torch.nn.Dropout.__base__
     kinds = (dropouts, torch.nn.MultiheadAttention, torch.nn.RNNBase)
     layers: list[tuple[Any, str, float]] = []
@@ -254,7 +254,7 @@ def noted_autocast() -> Iterator[set[str]]:
 def rounded(
     precision: str, number: int = 0, loss_scale: float = 1.0
 ) -> AbstractContextManager[None]:
-    """Round products, operands and dependent results to `precision` in the block, like autocast.
+    """In the block, round matrix products, their operands and dependent results to `precision`.
 
     In fp32, all results are rounded to 20 bits. Run `number` 1 rounds to nearest, others at random.
     In fp16, noise of up to half the smallest subnormal is added, ÷ `loss_scale` in backward passes.
@@ -297,7 +297,7 @@ class _Rounding:
         return result
 
     def _is_low(self, name: str, args: Any) -> bool:
-        """Return whether the result is lowered: if all operands are or, in fp32, if it has any."""
+        """Return True if all tensor operands are in lower precision; in fp32, if there are any."""
         tensors = [tensor for tensor in _tensors(args) if tensor.dim() or tensor.numel() > 1]
         if any(part in name for part in BY_FIRST_OPERAND):
             tensors = tensors[:1]
@@ -327,7 +327,7 @@ class _Rounding:
             generator = torch.Generator(tensor.device).manual_seed(0)
             stock = torch.empty(STOCK, device=tensor.device, dtype=tensor.dtype)
             self._stock[key] = stock = stock.uniform_(-1, 1, generator=generator)
-        if len(stock) < begin + count:  # repeated, and cached for the next large tensor
+        if len(stock) < begin + count:  # repeat it, and cache it for the next large tensor
             self._stock[key] = stock = stock[:STOCK].repeat((begin + count - 1) // STOCK + 1)
         return stock[begin : begin + count].view(tensor.shape)
 

@@ -33,7 +33,7 @@ SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 
 @dataclass
 class Look:
-    """The values at one moment; `ways` are the norms of changes of parameters and buffers."""
+    """The values at one moment; `ways` has the norms of changes of parameters and buffers."""
 
     values: Values
     ways: dict[str, float] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class ObservedDifference:
 
 @dataclass
 class ObservedRun:
-    """The differences of a few calls of the step.
+    """The differences of a few calls of the step from the trace.
 
     `steps` counts optimizer steps; `ends` has the count at the end of each call. A run has
     `diverged` if a model got other integers than in the trace, such as tokens that are fed back.
@@ -171,7 +171,7 @@ def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
 
 def _comparable(value: Any) -> torch.Tensor | str:
     if isinstance(value, numbers.Integral):  # includes bool
-        value = torch.tensor((int(value) + 2**63) % 2**64 - 2**63)  # fits int64
+        value = torch.tensor((int(value) + 2**63) % 2**64 - 2**63)  # wraps to int64
     elif isinstance(value, numbers.Number):
         with suppress(TypeError):  # a library's own number type
             pair = complex(value)  # type: ignore[call-overload]

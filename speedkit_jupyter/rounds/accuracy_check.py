@@ -1,8 +1,8 @@
 """Check accuracy in untimed steps; if float64 fails, the baseline itself is the reference.
 
-`right/observer.py` lists the kinds of runs, all from the user's state. The reference and the
-baseline record a trace. A second baseline run, if needed, shows whether the step is deterministic.
-Control runs show the effect of rounding, and a run of the variant is compared with the trace.
+`right/observer.py` lists the kinds of runs, all from the user's state. The reference (in
+float64) and the baseline record a trace. If needed, a second baseline run shows whether the step is
+deterministic. Control runs show the effect of rounding. Variants are compared with the trace.
 """
 
 from __future__ import annotations
@@ -139,13 +139,13 @@ class AccuracyCheck:
             judge.void = "the step itself computes non-finite numbers"
 
     def _add_control(self, precision: str, runner: Runner, calls: int = 1, most: int = 2) -> None:
-        """Add a control run of `calls` calls, unless `most` runs exist or the run fails."""
+        """Add a control run of `calls` rounded calls, unless `most` runs exist or the run fails."""
         runs = self._judge.controls.setdefault(precision, [])
         if len(runs) < most:
             wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
             around: Surrounding = partial(reference.rounded, precision, len(runs), runner.scale())
             # First try a run that copies the trace's parameters instead of stepping optimizers: a
-            # step in float64 takes as long as the rest of the run. If it fails, step optimizers.
+            # step in float64 takes as long as the rest of the run. After an error, step optimizers.
             for kind in (observer.LED_CONTROL_RUN, observer.CONTROL_RUN):
                 with suppress(Exception):
                     given = [*self._plain(kind, wide), around]
@@ -153,7 +153,7 @@ class AccuracyCheck:
                     return
 
     def _plain(self, kind: observer.RunKind, wide: bool = True) -> list[Surrounding]:
-        """Return surroundings that disable compiling and DDP, and use float64 if `wide`."""
+        """Return functions (Surrounding) that disable compiling and DDP; if `wide`, use float64."""
         step = self._first.step
         held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
         steps = not (kind.stops_at_step or kind.led)

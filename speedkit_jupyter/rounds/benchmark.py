@@ -41,8 +41,8 @@ from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 class Benchmark:
     """Measure a step under several variants: drain `run()`, then read `result()`.
 
-    `budget_s` are the seconds for everything but compiling and `accuracy`; by default 10, or more
-    if a step is long. Benchmarks of a search share a `pool`, and use a part of the budget `within`.
+    `budget_s` limits the seconds except for compiling and `accuracy` (default: 10, or more if a
+    step is long). Benchmarks of a search share a `pool`, and use a part of the budget `within`.
     Variants with a 99th percentile above `at_most_s` can't win. Raises StepError for unfit steps.
     """
 
@@ -62,7 +62,7 @@ class Benchmark:
         step.refuse_unfit("vary")
         self._grows = budget_s is None
         self._accuracy, self._at_most_s = accuracy, at_most_s
-        if accuracy is not None:  # changes by the accuracy function are put back, too
+        if accuracy is not None:  # changes by the accuracy function are undone, too
             step = replace(step, others=[*step.others, accuracy.function])
         self.step = step
         self.variants = tuple(variants)
@@ -99,7 +99,7 @@ class Benchmark:
         return any(record.times_s for record in self._records)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield progress. Unless a pool was given, put the state back at the end."""
+        """Measure; yield progress. Without a given pool, put the user's state back at the end."""
         policy, is_whole = self._policy, self._pool is None
         with ExitStack() as stack:
             # 1. Unless a pool is given, copy the user's state, and put it back at the end.
@@ -109,7 +109,7 @@ class Benchmark:
             # Putting the state back takes as long as copying it.
             ends = (self.begun_s, guard.taking_s) if is_whole else ()
             self.budget = Budget(self.budget_s, now, self._within, *ends)
-            # 2. Warm-up: the baseline's first steps show whether steps can repeat; then the others.
+            # 2. Warm-up: the baseline's steps show if steps can repeat; the other variants follow.
             given = self.variants, self.budget
             first = self._first = yield from pool.baseline(*given)
             self._environment = environment(first.device)
@@ -123,7 +123,7 @@ class Benchmark:
             yield from self._sampler.run(policy)
             self.budget.reserved_s -= reserved_s
             if runners := warm(timed):  # empty if all variants failed in the rounds
-                # 4. Memory, and the meters of extras, in untimed steps.
+                # 4. Memory, and measurements by extras, in untimed steps.
                 if policy.measures_memory:
                     yield from self._measure_memory(runners)
                 if policy.measures_memory or policy.proves or self._at_most_s:
@@ -140,7 +140,7 @@ class Benchmark:
             yield from self._ask_accuracy(working(runners)[1:], guard.state)
 
     def _ask_accuracy(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
-        """Record the user's accuracy or its error by variant; exclude the time from the budget."""
+        """Record the user function's score or error by variant, outside the budget."""
         if (named := self._accuracy) is None:
             return
         for runner in runners:
@@ -194,7 +194,7 @@ class NamedAccuracy:
     def number(self, step: Step) -> float:
         """Return the function's number for the models in their current state.
 
-        A function of one argument gets the model. Raises StepError if there is no finite number.
+        A function of one argument gets the model. Raises StepError without a finite number.
         """
         needed, models = arguments_of(self.function), step.models
         if needed > 1 or (needed and len(models) != 1):
@@ -217,7 +217,7 @@ class NamedAccuracy:
 
 
 def named_accuracy(function: Any, name: str = "") -> NamedAccuracy | None:
-    """Return a function with `name` or its own; None for None. Raises StepError if not callable."""
+    """Return None for None, else a function and its name. Raises StepError if it isn't callable."""
     if function is None:
         return None
     if not callable(function):
@@ -237,12 +237,12 @@ def benchmark(
     budget_s: float | None = None,
     accuracy: Callable[..., object] | None = None,
 ) -> Comparison:
-    """Measure `step()` under several variants in shuffled rounds; put back all that it changes.
+    """Measure `step()` under several variants in shuffled rounds; undo the step's changes.
 
     Args:
-        step: A function without arguments, or one that takes the variant's context: `step(ctx)`.
+        step: A function without arguments, or `step(ctx)`: `ctx` gets the variant's SpeedContext.
         variants: Names of plans, the baseline first; a string separates them by commas. Plans that
-            don't fit into the budget are left out and named.
+            don't fit into the budget are left out; the report says so.
         model: The models that get the plans (default: all that the function's code reaches).
         optimizer: Their optimizers (default: all that the function's code reaches).
         budget_s: Seconds for everything but compiling (default: 10, or more if a step is long).

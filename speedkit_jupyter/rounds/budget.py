@@ -22,7 +22,7 @@ OVERHEAD_S = 1.0
 # float64 and two observed calls. CHECKED: two calls of a variant, or one rounded call.
 REFERENCE, CHECKED = 7, 3
 CHECK_STEPS = REFERENCE + 2 * CHECKED
-# Seconds of the check of a variant in addition to the steps.
+# Seconds that the check of a variant takes in addition to its steps.
 CHECK_S = 0.1
 # The seconds that a verdict needs depend on noise, so the text names no number.
 LONGER_BUDGET = "a longer --budget may settle it"
@@ -31,7 +31,7 @@ LONGER_BUDGET = "a longer --budget may settle it"
 class Budget:
     """The time budget of a measurement in seconds, from `begun_s` (default: now) on the clock.
 
-    `reserved_s` seconds are reserved for the end. `allows` also respects the outer budget `within`.
+    `reserved_s` is kept for work at the end. `allows` also respects the outer budget `within`.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class Interruptions:
         self._cpu_s, self._waited_s = time.process_time(), waited_s()
 
     def seconds(self, wall_s: float) -> float:
-        """Return an upper estimate of the delay in the `wall_s` since `begin()`; 0 if unknown."""
+        """Return a high estimate of the delay in `wall_s` seconds since `begin()`; 0 if unknown."""
         waiting_s = waited_s() - self._waited_s
         # The CPU time ÷ the number of cores is the least wall time without delays.
         least_s = (time.process_time() - self._cpu_s) / _cores()
@@ -142,9 +142,9 @@ def are_interrupted(times_s: Sequence[float], waited_s: Sequence[float]) -> list
 
 
 def held_up(rows: Sequence[tuple[Sequence[float], Sequence[float]]], rounds: str) -> str:
-    """Return a sentence about rounds that other programs delayed; empty if few were.
+    """Return a sentence about rounds that other programs delayed; empty if few were delayed.
 
-    A row has one variant's times and possible delays in seconds; `rounds` is a noun for the times.
+    A row has one variant's times and possible delays in seconds; `rounds` is the sentence's noun.
     """
     if not any(map(any, (waited_s for _, waited_s in rows))):
         return ""

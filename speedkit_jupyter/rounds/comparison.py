@@ -1,4 +1,4 @@
-"""The base class of results: report, file; a benchmark's result: records, ratios, verdicts."""
+"""The base class of results (report, file); a benchmark's result: records, ratios, verdicts."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Record:
     settling_s: float = 0.0  # warm-up seconds beyond the time of the same number of warm steps
     failure: str | None = None  # the error in one line
     declined: bool = False  # True if its whole plan was declined
-    declines: dict[str, str] = field(default_factory=dict)  # the reason for each declined part
+    declines: dict[str, str] = field(default_factory=dict)  # reasons, by declined optimization
     accuracy: Accuracy | None = None
     same_as_baseline: bool = False
     applied: dict[str, Any] = field(default_factory=dict)  # the active values of its plan
@@ -206,7 +206,7 @@ class Comparison(Shown):
         return max(gains, key=lambda gain: gain[0], default=(0.0, None))[1]
 
     def ratio(self, record: Record) -> statistics.Ratio | None:
-        """Return baseline time ÷ variant time: 1 for equal plans; None for baseline or unknown."""
+        """Return baseline time ÷ variant time: 1 if equal; None for the baseline or if unknown."""
         if record.same_as_baseline:
             return statistics.Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
         if record is self.baseline or record.failure:
@@ -324,7 +324,7 @@ class Progress(NamedTuple):
 
 
 class Engine(Protocol[R]):
-    """A measurement: `run` measures, and yields in between; `result` returns the result so far."""
+    """A measurement: `run` measures and yields progress; `result` returns the result so far."""
 
     def run(self) -> Iterator[Progress]: ...
 

@@ -110,9 +110,9 @@ class Pool:
     ) -> Generator[Progress, None, list[Runner]]:
         """Plan the other variants and warm each up from the user's state; return all runners.
 
-        Records note failures and lack of time. Undisturbed variants over
-        `policy.most_times_slower` times slower than `first` are not timed. Once another variant is
-        warm, more are compiled only if their rounds fit. A budget that `grows` gets up to 600 s.
+        Records note failures and lack of time. Undisturbed variants are not timed if they are over
+        `policy.most_times_slower` times slower than `first`. Once another variant is warm, compiled
+        variants warm up only if their rounds fit. A budget that `grows` gets up to 600 s.
         """
         interruptions = clock.Interruptions()
         # Variants are planned only now, when the optimizers that the step creates are known.
@@ -154,7 +154,7 @@ class Pool:
         """Return a variant's runner: planned anew and cold, or the known runner with a new record.
 
         The plan covers optimizers that the step creates; `first` has their facts. A plan without
-        changes is marked as the same as the baseline, or as failed if parts were declined.
+        changes is marked as the same as the baseline; as failed if optimizations were declined.
         """
         if (known := self.runners.get(variant.name)) is not None:
             return replace(known, record=known.record.anew())
@@ -201,7 +201,7 @@ def warm(runners: Sequence[Runner]) -> list[Runner]:
 
 
 def _time_ahead(runners: Sequence[Runner], budget: Budget, grows: bool) -> str:
-    """Return a text about the expected duration; extend the budget if it `grows` and is short."""
+    """If `grows`, extend a short budget; return a text about the expected duration."""
     rounds = 14 * len(runners)  # about 14 steps per runner, two of them in warm-up
     needed_s = runners[0].worst_s * (costs.CHECK_STEPS + rounds)
     if grows:

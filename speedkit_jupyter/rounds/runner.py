@@ -48,7 +48,7 @@ Surrounding = Callable[[], AbstractContextManager[object]]
 
 @dataclass
 class Runner:
-    """Run a variant, with a context for each model, and the state at the start of each block."""
+    """Run a variant; `contexts` has one per model, `warm` the state before each block of steps."""
 
     step: Step
     contexts: list[MeasuredContext]
@@ -89,7 +89,7 @@ class Runner:
         return precision_of(together([context.plan for context in self.contexts]))
 
     def applied(self) -> ExitStack:
-        """Put the plan in force, with the surroundings of steps; the returned stack undoes both."""
+        """Enter the plan and the step's other context managers; the returned stack exits them."""
         with ExitStack() as stack:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
@@ -102,7 +102,7 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """Run one step and return its result; with `rewind`, on the same data as every other step.
 
-        The first call sets `facts.asked` and refuses unrun results. Raises StepError if data ends.
+        The first call sets `facts.asked`. Raises StepError for a coroutine, or if data runs out.
         """
         if rewind:
             self.step.rewind()
@@ -117,7 +117,7 @@ class Runner:
         return result
 
     def timed(self) -> float:
-        """Time a step, from `warm` if `repeats.afresh`; return the seconds; set `has_settled`."""
+        """Time a step, from `warm` if `repeats.afresh`. Set `has_settled`; return the seconds."""
         if self.facts.repeats.afresh and self.warm is not None:
             self.warm.restore()
         before, is_kept = heap.fresh_bytes(), heap.is_kept()
@@ -167,8 +167,8 @@ class Runner:
     ) -> None:
         """Run steps until consecutive times differ by under 20 %; set `warm` and `step_s`.
 
-        The warm-up also ends beyond MOST_STEPS, `most_s` seconds without the first step, or the
-        budget. The first step runs inside `around()`; the baseline takes `usual_s` seconds per
+        The warm-up also ends after MOST_STEPS steps, `most_s` seconds (not counting the first step)
+        or the budget. The first step runs inside `around()`; `usual_s` is the baseline's time per
         step. Raises StepError if a GradScaler skips all steps, or the last step in the budget.
         """
         record, times_s, expected_s, skipped = self.record, list[float](), usual_s, False

@@ -21,14 +21,14 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
 # Fewest steps of a block, so that an outlier is one of three or more steps. If the baseline's step
-# takes LONG_S seconds or more, a block may have a single step, and usually has no lead-in.
+# takes LONG_S seconds or more, a block may have one step, and usually has no untimed lead-in.
 BLOCK_STEPS = 3
 LONG_S = BLOCK_STEPS * BLOCK_S
 # A variant without times fails after this many consecutive rounds with a skipped optimizer step, or
 # with a recompilation. The number exceeds torch's limit of 8 recompilations per function.
 MOST_LEFT_OUT = 10
 COMPILES = "it recompiles in every round: `%speedkit compile` shows the reason"
-# Seconds per step of a block, and the possible delay in them by other processes. None if the
+# Seconds per step of a block, and possible delay per step by other processes. None if the
 # variant failed, an optimizer step was skipped, or code was compiled.
 Block = tuple[float, float] | None
 # Verdicts on variants that can't win, and on variants that are ahead.
@@ -39,8 +39,8 @@ class Policy:
     """Time all variants until every verdict is clear, then check possible winners.
 
     The table says when a benchmark uses each member. The baseline is the first record; `racing`
-    records are still timed. A search overrides members in a race (`search.races.PlanRace`) and in a
-    proof (`search.races.Proof`).
+    has the records in the rounds. A search overrides members in a race (`search.races.PlanRace`)
+    and in a proof (`search.races.Proof`).
 
     | member | used | overridden in |
     | --- | --- | --- |
@@ -182,7 +182,7 @@ class Sampler:
                 continue
             staying = policy.staying([one.record for one in self.runners], comparison)
             if not staying:
-                # A run that ends between planned tests gets the last test, with its share of ERROR.
+                # A run that ends between planned tests gets the last test and that test's error.
                 if comparison is None:
                     self.rounds.end()
                 return
@@ -201,9 +201,9 @@ class Sampler:
         return self._budget.allows(max(self._blocks_s.get(id(runner), [first_s])))
 
     def _block_or_failure(self, runner: Runner) -> Block:
-        """Return a block timed from the warm state; for an error, record the failure, return None.
+        """Time a block from the warm state and return it; record an error and return None.
 
-        If later steps fail or do less, each starts from the warm state. Baseline errors are raised.
+        If later steps fail or do less, all start from the warm state. Baseline errors are raised.
         """
         begun = self._budget.spent_s
         try:
@@ -229,7 +229,7 @@ class Sampler:
             blocks_s.append(self._budget.spent_s - begun)
 
     def _block(self, runner: Runner) -> Block:
-        """Return a block timed after its lead-in; None if an update is skipped or code compiles."""
+        """Time and return a block, after a lead-in; None if a step is skipped or code compiles."""
         assert runner.warm is not None
         usual_s, counted = self._steps * runner.step_s, runner.record.compilations.counted()
         with self._budget.compiling_excluded(usual_s), runner.applied(), counted:

@@ -28,8 +28,8 @@ class ShuffledRounds(Generic[T]):
     Args:
         racing: The contenders. The caller may remove some between rounds; the rounds end if none
             are left.
-        left_s: Returns the remaining seconds. A round begins only if a round as long as the last
-            would fit. None sets no limit; `is_look` needs a limit.
+        left_s: A function that returns the remaining seconds. A round begins only if a round as
+            long as the last would fit. None sets no limit; `is_look` needs a limit.
         least: The number of rounds that run even if no time is left.
         most: The largest number of rounds, including rounds that were left out. The default limits
             the rounds if a coarse clock measures no time.

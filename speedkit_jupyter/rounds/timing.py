@@ -184,7 +184,7 @@ class Timer:
         self.timing.waited_runs.append(run.waited_s)
 
     def _begins_afresh(self, start: Snapshot) -> bool:
-        """Return whether later calls fail or do under half the first call's work; set `repeats`."""
+        """Run another call, set `repeats`; return whether calls fail or do under half the work."""
         step, first_s, does = self.step, self.timing.first_call_s or 0.0, UNCOMPARED
         try:
             later_s = self._once(1).wall_s
@@ -199,7 +199,7 @@ class Timer:
         return does.afresh
 
     def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
-        """Return the loops per run: the first of 1, 10, 100 … whose run takes 0.2 s or more.
+        """Find the loops per run by trial: the first of 1, 10, 100 … with a run of 0.2 s or more.
 
         Return fewer if RUNS + 1 such runs don't fit into the budget, or if longer runs fail.
         """

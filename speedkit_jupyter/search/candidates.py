@@ -55,14 +55,14 @@ class Candidate:
         return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:
-        """Return the plan with a part (`single`) added, without parts that conflict with it."""
+        """Return the plan with the one part of `single`, without parts that conflict with it."""
         (name,) = single.values
         excluded = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
         excluded |= {one for one in self.values if name in optimizations.named(one).excludes}
         return self.without(*excluded) + single
 
     def neighbours(self, singles: Sequence[Candidate]) -> list[Candidate]:
-        """Return variations: the plan without each of its parts, then joined with each new single.
+        """Return the plan without each of its parts, then joined with each of `singles` not in it.
 
         For a compiled plan, also return the neighbours of the plan without compilation.
         """
@@ -78,7 +78,7 @@ class Candidate:
 
 
 BASELINE = Candidate({})
-# Compiles the whole model, even if the rule for `scope: auto` chooses the repeated blocks.
+# This plan compiles the whole model, even if `scope: auto` would compile repeated blocks.
 WHOLE = Candidate({"compile": {"enabled": True, "scope": "model"}})
 
 

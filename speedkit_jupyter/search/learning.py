@@ -53,7 +53,7 @@ class Task:
 
 
 class TaskFacts(NamedTuple):
-    """Facts from a step's first calls; `autocast` has the 16-bit dtypes of its own autocast."""
+    """Facts from a step's first calls; `autocast` has 16-bit dtypes of the step's own autocast."""
 
     setting: str
     task: Task
@@ -117,13 +117,13 @@ class StepReader(Watcher):
 
     def __init__(self, step: Step, hardware: Hardware) -> None:
         self._step, self._hardware, self._trains = step, hardware, False
-        self._inputs: dict[tuple[str, ...], None] = {}  # distinct; for several models the first one
+        self._inputs: dict[tuple[str, ...], None] = {}  # distinct; only one for several models
         self._decodes = False
         self._autocast: set[str] = set()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record optimizer steps, autocast dtypes, and model calls unless the first is compiled."""
+        """Record optimizer steps, autocast dtypes, and calls unless the first model is compiled."""
         is_compiled = Facts.read(self._step.models[0]).compiled != "no"
         with (
             optimizer_hooks(self._stepped, ours=self._step.optimizers),
@@ -162,7 +162,7 @@ def find(where: str, task: Task) -> database.Kept | None:
 def newest(
     models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
 ) -> database.Kept | None:
-    """Return the models' newest plan or None; with optimizers prefer training, else inference."""
+    """Return the models' newest usable plan or None; with optimizers, prefer plans for training."""
     if not database.learned():  # avoids computing a fingerprint
         return None
     with hidden(*models):
@@ -183,7 +183,7 @@ def is_usable(learned: database.Kept) -> bool:
 def store(
     where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, ratio: Ratio | None
 ) -> None:
-    """Store a plan with its proof, or an empty plan if nothing helped. Raises SpeedKitError."""
+    """Store a plan (empty if none helped) with its proof. Raises SpeedKitError if that fails."""
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
     proof = ratio.to_dict() if ratio else dict.fromkeys(("median", "low", "high"))
@@ -214,7 +214,7 @@ def gain(plan: Mapping[str, Any]) -> str:
 def tuned(
     model: Module | Sequence[Module], optimizer: Optimizer | Sequence[Optimizer] = ()
 ) -> SpeedConfig | None:
-    """Return the plan that tuning learned for this model on this machine.
+    """Return the newest plan that tuning learned for this model, machine and torch version.
 
     Args:
         model: the model, or all models of the step that was tuned.

@@ -39,7 +39,7 @@ class Tuning(Shown):
     `comparison` is the winner's proof in fresh rounds, which also time rivals and smaller plans.
     `ratio` is the winner's speed-up in any process, unless `where` is " in this process". `unclear`
     is the reason for a missing answer, `busy` a note on other programs' load. `most` is the highest
-    end of any range, `learned` the winner's entry from an earlier search. No model is kept alive.
+    end of any plan's range, `learned` the winner from an earlier search. No model is kept alive.
     """
 
     REPORT = "speedkit_jupyter.report.tuning_report:tuning_report"
@@ -169,13 +169,13 @@ class Tuning(Shown):
         plans in force stay, and a message says so.
 
         Args:
-            likely: If True, also apply a plan that is likely but not proven.
+            likely: If True and no plan is proven, apply the `likely` plan, if there is one.
 
         Returns:
             One SpeedContext for each model; an empty list if nothing is applied.
 
         Raises:
-            SpeedKitError: one of the models was deleted.
+            SpeedKitError: one of the models was deleted, or the plan can't be applied.
         """
         contexts, names = self.put_in_force(likely), notebook()
         for context in contexts:
@@ -206,7 +206,7 @@ class Tuning(Shown):
         return []
 
     def parts(self) -> list[tuple[str, Ratio]]:
-        """Return the name of each measured part, with the speed-up that it adds to the plan."""
+        """Return each measured optimization of the winner, with the speed-up that it adds."""
         found = parts_of(self.winner, self.comparison) if self.comparison else []
         return [(part.word, part.ratio) for part in found]
 
@@ -227,7 +227,7 @@ class Tuning(Shown):
 
 
 def _say(line: str) -> None:
-    """Show a line as a warning; in a notebook as output: warnings there name IPython's files."""
+    """Show a line as a warning; in notebooks, where warnings name IPython's files, as output."""
     (messages.warn if notebook() is None else messages.important)(line)
 
 

@@ -35,7 +35,7 @@ class PlanRace(Policy):
         return self._budget.race_s
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return the baseline and possible leaders; empty with at most one, or after six rounds."""
+        """Return the baseline and possible leaders; empty if the race is decided or long enough."""
         gone = {row.name for row in clearly_slower(racing)}
         staying = [racing[0], *(row for row in racing[1:] if row.name not in gone)]
         is_decided = len(staying) == 1 < len(racing)
@@ -92,7 +92,7 @@ def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
     """Return the plan with the highest gain among the plans whose parts pay off.
 
     If gains differ by less than SAME, the first plan wins, or else the smallest. Parts pay off if
-    the plan leads each plan with fewer of them by the largest `least_gain` of the missing parts.
+    the plan leads each plan with a subset of them by the largest `least_gain` of missing parts.
     """
 
     def pays(plan: Candidate) -> bool:
@@ -118,7 +118,7 @@ def least_gain(name: str) -> float:
 
 
 class PlanPart(NamedTuple):
-    """One optimization of a plan: its name, its `word` in plan names, the speed-up it adds."""
+    """One optimization of a plan: its name, its `word` in plan names, the speed-up that it adds."""
 
     name: str
     word: str
@@ -151,7 +151,7 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
 def proven_gains(rows: Mapping[str, TimedPlan], checked: bool = True) -> dict[str, float]:
     """Return each plan's proven speed-up; 0 if dropped, unproven or, if `checked`, unchecked.
 
-    Plans are compared with a proven first plan: ratios to the baseline add the baseline's noise.
+    If the first plan is proven, the others are compared with it: the baseline's noise drops out.
     """
     gains = {name: row.gain(proven=True, checked=checked) for name, row in rows.items()}
     whole = next(iter(rows.values()))

@@ -45,7 +45,7 @@ FIRST_STEP, RACING, PROVING = range(1, 4)
 class PlanSearch:
     """Search for a plan: exhaust or close `run()`, then read the result so far from `result()`.
 
-    The arguments are as in `tune`; the budget begins at `begun_s` on the clock. Raises StepError.
+    Arguments and errors are as in `tune`; the budget begins at `begun_s` (default: in `run`).
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PlanSearch:
         return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
-        """Prove a learned plan again, or else search; store a new answer. Yield progress."""
+        """Prove a learned plan again; if unproven, search and store the answer. Yield progress."""
         tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
         begun_s = start_s if self.begun_s is None else self.begun_s
         try:
@@ -161,7 +161,7 @@ class PlanSearch:
     def _search(self, facts: Sequence[Facts]) -> Generator[Progress, None, list[Candidate]]:
         """Race candidates and prove leaders, until a plan is proven, or time or plans run out.
 
-        Returns the plans that did not race, since time ran out or a plan was proven before.
+        Returns the plans that did not race because time ran out or another plan was proven.
         """
         tried, budget = self.tried, self.budget
         self._whole_s = max(map(whole_model_s, facts))
@@ -217,7 +217,7 @@ class PlanSearch:
     ) -> Generator[Progress, None, Candidate]:
         """Race plans, then variations of the best as time allows; return the best, or BASELINE.
 
-        The best may beat the baseline. The others get a reason. A single plan is rarely raced.
+        `tried` gets a reason against each other plan. A single plan is rarely raced.
         """
         tried, best, title = self.tried, BASELINE, "racing the suggested plans"
         for _ in range(thresholds.MOST_RACES):
@@ -330,7 +330,7 @@ def tune(
     The search applies no plan; call `Tuning.apply()` for that. All changes by the step are undone.
 
     Args:
-        step: a function that runs one training or inference step.
+        step: a function that runs one training or inference step: `step()` or `step(ctx)`.
         model: the model or models that get the plans (default: all that the step reaches).
         optimizer: the optimizers (default: all that the step reaches).
         budget_s: seconds for the whole search, not counting compiling (default: 10 s, or 60 steps

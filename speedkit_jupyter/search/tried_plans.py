@@ -49,7 +49,7 @@ class TimedPlan:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether it failed, was declined, is wrong, "not checked" or another model."""
+        """Return whether the plan failed, was declined, is wrong, unchecked or another model."""
         is_other = self.record.is_other_model(self.comparison.baseline)
         verdict = self.comparison.verdict(self.record)
         return verdict in ("failed", "declined", "wrong") or not self.record.is_checked or is_other
@@ -156,7 +156,7 @@ class TimedPlan:
 class TriedPlans:
     """The plans of a search by name, with the `stages` that timed them.
 
-    `raced` has the names of the plans that are no longer new. `refused` has the plans that a proof
+    `raced` has the names of plans that must not race again. `refused` has the plans that a proof
     refused; no plan that contains all parts of a refused plan is tried. `reasons` has the reason
     against each plan that was rejected or had no time, by name.
     """
@@ -168,7 +168,7 @@ class TriedPlans:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[TimedPlan]:
-        """Return each plan's newest times; up to two rounds don't replace more, a failure does."""
+        """Return each plan's newest times or failure; 1 or 2 rounds don't replace more rounds."""
         rows: dict[str, TimedPlan] = {}
         for comparison in (stage.comparison for stage in self.stages):
             for record in comparison.records[1:]:
@@ -193,7 +193,7 @@ class TriedPlans:
         self.reasons[name] = reason
 
     def why_unclear(self, step_s: float, waiting: Sequence[Candidate] = ()) -> str:
-        """Return why time or undisturbed rounds were too few for an answer; empty if enough."""
+        """Return why time or undisturbed rounds did not suffice for an answer; else empty."""
         rows = self.rows()
         if not rows and (self.plans or waiting):
             return f"one step takes {seconds(step_s)}"
@@ -203,7 +203,7 @@ class TriedPlans:
         return "too few undisturbed rounds for most of the plans" if is_open else ""
 
     def is_new(self, plan: Candidate) -> bool:
-        """Return whether a plan has not raced, and has no refused plan or far slower part in it."""
+        """Return whether a plan is not in `raced`, and contains no refused plan or slow part."""
         slow = {row.name for row in self.rows() if "dropped" in row.record.notes}
         is_slow = slow & {plan.part(name).name for name in plan.values}
         return not (plan.name in self.raced or is_slow or self._is_refused(plan))
@@ -212,7 +212,7 @@ class TriedPlans:
         return any(other.values.items() <= plan.values.items() for other in self.refused)
 
     def best(self) -> TimedPlan | None:
-        """Return the fastest plan not refused, likely plans first, smallest of equals; or None."""
+        """Return the fastest plan not refused or None; likely ones first, then small ones."""
         timed = [row for row in self.rows() if row.ratio.pairs]
         timed = [row for row in timed if not self._is_refused(self.plans[row.name])]
         able = [row for row in timed if row.is_likely] or timed
@@ -230,7 +230,7 @@ class TriedPlans:
         """Return the other plans by their expected speed relative to the plan, the best first.
 
         The expected speed is the measured ratio, or the product of the gains of the differing
-        parts. Plans below `least` are left out, and new compiled plans without an expected gain.
+        parts. Plans below `least`, and new compiled plans without expected gain, are left out.
         If `plan` is compiled, new compiled plans stay only if `compiles` and they may be the best.
         """
         speedups, gains, own = self._speedups(), self.gains_of_parts(), set(plan.name.split("+"))

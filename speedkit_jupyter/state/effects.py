@@ -26,10 +26,10 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Output:
-    """Drop displays, logs and widgets of steps; show the output of the first call that has any.
+    """Hide widgets of steps; show displays and logs only of the first call that makes any.
 
-    Widgets are never shown; `release` closes them and new figures. A warning is shown once, never
-    from a forked process. Log lines, except torch's and SpeedKit's, reach stdout and stderr only.
+    `release` closes new widgets and figures. Each warning is shown once, and none from forked
+    processes. A step's log lines, except torch's and SpeedKit's, reach only stdout and stderr.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Output:
             self._gate(session, "send", self._may_send)
 
     def release(self, for_good: bool = True) -> None:
-        """Stop dropping output, and close all figures and widgets made since `hold`."""
+        """Close new figures and widgets; show output again; `for_good` forgets the first call."""
         for number in set(_figures()) - self._figures:
             sys.modules["matplotlib._pylab_helpers"].Gcf.destroy(number)
         for model_id in (every := _widgets()).keys() - self._widgets:
@@ -63,7 +63,7 @@ class Output:
             self._first = None  # a frame keeps its variables alive
 
     def _gate(self, holder: Any, name: str, allows: Callable[..., bool]) -> None:
-        """Patch `holder.name` until `release`: calls do nothing if `allows` returns False."""
+        """Patch `holder.name` until `release`: the function only runs if `allows` returns True."""
         own, found = vars(holder).get(name), getattr(holder, name)
 
         def gate(*given: Any, **named: Any) -> Any:
@@ -99,11 +99,11 @@ class Output:
 
 
 def calling_step(libraries: tuple[str, ...] = ()) -> FrameType | None:
-    """Return the frame that runs the step; None outside steps and in calls by `libraries`."""
+    """Return the frame that runs the step; None outside steps, and in calls by `libraries`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_code_boundary(frame.f_code):
         is_library = str(frame.f_globals.get("__name__")).startswith(libraries)
-        if is_library and frame.f_code.co_name != "_modified_open":  # IPython's `open` of cells
+        if is_library and frame.f_code.co_name != "_modified_open":  # IPython's `open` for cells
             return None
         frame = frame.f_back
     return frame
@@ -146,7 +146,7 @@ LIBRARIES = (
     "importlib", "_frozen_importlib", *COMPILERS, "torch.utils.data", "torch.utils.cpp_extension",
     "triton", "tqdm", "ctypes", "linecache",
 )  # fmt: skip
-# The last listener gets the events. Audit hooks can't be removed: one hook serves all listeners.
+# The last listener gets the events. Audit hooks can't be removed, so one hook serves all.
 _LISTENERS: list[Callable[[str, tuple[Any, ...]], None]] = []
 
 
@@ -161,7 +161,7 @@ def _install() -> None:
 
 @contextmanager
 def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
-    """Call `say` before lasting effects of this thread's steps; an error in `say` prevents them."""
+    """Call `say` before each lasting effect of this thread's steps; its error stops the effect."""
     here, busy = (os.getpid(), threading.get_ident()), False
 
     def listen(event: str, given: tuple[Any, ...]) -> None:
@@ -204,7 +204,7 @@ def _starting(start: Callable[..., None]) -> Callable[..., None]:
 
 
 def _effect(event: str, given: tuple[Any, ...]) -> str | None:
-    """Return a description of the lasting effect; None for an event without lasting effect."""
+    """Return a description of the lasting effect; None for an event without one."""
     about: Any = given[0] if given else ""
     if event == "import" and is_installed(about):
         return None

@@ -1,7 +1,6 @@
-"""Guard the user's state in a measurement: copy it, lend it back in pauses, restore it at the end.
+"""Guard the user's state in a measurement: copy it, and put it back in pauses and at the end.
 
-While a measurement pauses for other cells, the user's state is in place. If a cell changes this
-state, the measurement ends.
+A measurement pauses for other cells, and ends if a cell changes the measured state or a plan.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ GIVEN_AGAIN = (
 AT_WORK_S = 5e-5
 # Maximum number of names to list in a line; further names are counted.
 MOST_NAMES = 5
-# A global, because all measurements share the process, its flags and its clock.
+# Holds at most one guard, because all measurements share the process, its flags and its clock.
 _IN_PROGRESS: list[MeasurementGuard] = []
 
 
@@ -57,9 +56,10 @@ def in_progress() -> MeasurementGuard | None:
 class MeasurementGuard:
     """On entry, copy the state that a step may change; on exit, restore it. Drop output until exit.
 
-    A walk from `roots` finds the state; plans apply to `models`; `tell` gets lines about state and
-    effects that can't be put back. `off_device` puts copies in main memory. Raises StepError during
-    another measurement, or if another thread trains. `paused_s`, `taking_s`: time of pauses, entry.
+    A walk from `roots` finds the state; pauses put the plans of `models` in force. `tell` gets
+    lines about state and effects that can't be put back. `off_device` puts copies in main memory.
+    Raises StepError during another measurement, or if another thread trains a model of `models`.
+    `paused_s` and `taking_s` are the seconds that pauses and the entry took.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class MeasurementGuard:
             self._go_home()
         failed = self.state.failed.items()
         self._tell([f"{name} {why}" for name, why in failed if "put back" in why])
-        self.state.let_go()  # else results would keep its aliases of weights alive
+        self.state.let_go()  # else results would keep the snapshot's aliases of weights
 
     def _go_home(self, for_good: bool = True) -> None:
-        """Put the user's state and iterators in place, and stop dropping output."""
+        """Release the output (see `Output`); put the user's state and iterators in place."""
         with interrupts.interrupts_delayed():
             self._output.release(for_good)
             try:
@@ -159,7 +159,7 @@ class MeasurementGuard:
 
 
 def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
-    """Raise StepError if another thread is writing to a parameter."""
+    """Raise StepError if another thread writes to a parameter of `models` within 0.1 s."""
     if threading.active_count() == 1:
         return
     begun_s = process_time() - thread_time()
@@ -175,7 +175,7 @@ def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
 
 
 def _unrestorable(state: Snapshot, iterators: Replays) -> list[str]:
-    """Return lines for the user about reached objects that can't be put back, by reason."""
+    """Return lines for the user about objects of the walk that can't be put back, by reason."""
     walk = state.walk
     unknown = [
         f"{walk.name(instance)} ({type(instance).__name__})"

@@ -22,7 +22,7 @@ MACHINERY = frozenset([
 ])  # fmt: skip
 # Exceptions to MACHINERY: modules of values that are shared with other processes.
 SHARED = ("multiprocessing.shared_memory", "multiprocessing.sharedctypes")
-# Parts of torch that compile, record and communicate: putting their objects back breaks them.
+# Objects of these parts of torch (compilers, recorders, communication) break when put back.
 INNER_MODULES = re.compile(
     r"torch\.(_[a-z]|fx|cuda\.graphs|cuda\.streams|distributed|profiler|multiprocessing)"
 )
@@ -51,7 +51,7 @@ def is_installed(module_name: str) -> bool:
 
 
 def is_ours(home: Any) -> bool:
-    """Return whether a module is part of SpeedKit."""
+    """Return whether `home`, the name of a module, belongs to SpeedKit."""
     return str(home).partition(".")[0] == PACKAGE
 
 
@@ -68,14 +68,14 @@ def is_the_users_function(function: FunctionType) -> bool:
 
 
 def is_machinery(home: Any) -> bool:
-    """Return whether a module is machinery: of a compiler, a shell, a logger or threads."""
+    """Return whether `home` names a module of INNER_MODULES or MACHINERY, but not of SHARED."""
     if not isinstance(home, str) or home in SHARED:
         return False
     return bool(INNER_MODULES.match(home)) or home.partition(".")[0] in MACHINERY
 
 
 def is_elsewhere(cls: type) -> bool:
-    """Return whether instances have state in another thread, process or event loop."""
+    """Return whether instances of `cls` have state in another thread, process or event loop."""
     if issubclass(cls, (CoroutineType, AsyncGeneratorType, BaseProcess)):
         return True
     return str(cls.__module__).startswith(CHANNELS)

@@ -1,4 +1,4 @@
-"""Replace a step's iterators with replays: all steps, then the user, draw the same elements."""
+"""Replace iterators with replays, so that all steps, and then the user, draw equal elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Holder = tuple[Any, StateHandler]
 
 
 class Replayed(NamedTuple):
-    """An iterator, its replay, the `twin` that is handed back if a step drew, and its holders."""
+    """An iterator, its holders and its replay; holders get `twin` back if a step drew elements."""
 
     original: Any
     replay: Replay
@@ -35,9 +35,9 @@ class Replayed(NamedTuple):
 
 
 class Replays:
-    """Replays of the iterators that a walk found; `take` puts replays in all holders.
+    """Replays of a walk's iterators; `take` puts each replay in all objects that hold its iterator.
 
-    `drawn` describes iterators that can't be replaced in a holder, such as a tuple; `given_again`
+    `drawn` describes iterators that can't be replaced in a holder such as a tuple; `given_again`
     describes iterators that the user gets back as another object if a step drew from them.
     """
 
@@ -86,10 +86,10 @@ class Replays:
 
 
 def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool:
-    """Return whether to replay an iterator; False, for instance, for files and iterators' parts."""
+    """Return whether to replay an iterator; False, for example, for files and inner iterators."""
     if issubclass(type(iterator), IOBase) or type(iterator) is Replay or not holders:
         return False
-    if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # the holder is replayed
+    if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # holders are replayed
         return False
     if _is_an_iterator(walk, iterator):
         return True
@@ -108,7 +108,7 @@ def _is_an_iterator(walk: Walk, instance: Any) -> bool:
 
 
 def _can_hold_another(walk: Walk, holder: Any) -> bool:
-    """Return whether a holder's iterator can be replaced: not in tuples or most library objects."""
+    """Return whether an iterator in `holder` can be replaced; False in tuples, for example."""
     owner = walk.before(holder) if isinstance(holder, dict) else None
     if owner is not None and attribute_dict(owner) is holder:
         return isinstance(owner, torch.nn.Module) or is_the_users_class(type(owner))

@@ -1,4 +1,4 @@
-"""Copy a walk's objects and process settings (`os.environ`, random state); put them back."""
+"""Copy the objects that a walk found, and settings of the process; put both back."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Snapshot:
         return memory if key not in self._changing and handler.same(instance, memory) else None
 
     def restore(self) -> None:
-        """Put the copied state back; record failures in `failed`. A Ctrl-C waits for the end."""
+        """Put the copied state back; record failures in `failed`; raise a Ctrl-C at the end."""
         self._restored += 1
         # Settings first, because the operations that put tensors back may depend on them.
         self.failed.update(self._settings.restore())
@@ -122,11 +122,11 @@ class Snapshot:
             raise stopped
 
     def let_go(self) -> None:
-        """Drop the copies: nothing can be put back afterwards."""
+        """Drop the copies of objects: later restores put back only settings and random states."""
         self._memories, self._of_base = {}, {}
 
     def _due(self) -> Iterator[tuple[Key, tuple[Any, Any]]]:
-        """Yield keys, objects and copies that this restore handles; see the comment on FIRST."""
+        """Yield (key, (object, copy)) for objects that this restore compares; see FIRST."""
         is_whole = self._restored <= FIRST or self._restored % ALL_EVERY == 0
         for key, found in self._memories.items():
             if is_whole or key in self._changing or key not in self._of_base:
@@ -145,12 +145,12 @@ class Snapshot:
         return bool(self._changing)
 
     def draws(self) -> bool:
-        """Return whether process-wide random states have changed, or the walk has iterators."""
+        """Return whether the process's random states have changed, or the walk found iterators."""
         kinds = map(type, self.walk.found.values())
         return self._random.changed() or any(hasattr(kind, "__next__") for kind in kinds)
 
     def restore_randomness(self) -> None:
-        """Put back only the random generators, of the process and of the walk."""
+        """Put back only the states of random generators: the process's and the walk's."""
         self.failed.update(self._random.restore(compares=False))
         for (_, handler), (instance, memory) in self._memories.items():
             if isinstance(handler, Generators):
@@ -180,7 +180,7 @@ class Snapshot:
 
 
 def _owned(walk: Walk) -> Iterator[int]:
-    """Yield the ids of tensors to copy at any size: of models and optimizers, and gradients."""
+    """Yield ids of the tensors and gradients of models and optimizers, to copy at any size."""
     for instance in walk.found.values():
         tensors: list[Any] = []
         if issubclass(type(instance), torch.nn.Module):
@@ -200,7 +200,7 @@ def _owned(walk: Walk) -> Iterator[int]:
 
 
 class Setting(NamedTuple):
-    """A process setting with functions that read and write it; `name` is for messages."""
+    """A process setting, with functions to read, write and compare it; messages show `name`."""
 
     name: str
     read: Callable[[], Any]
@@ -222,7 +222,7 @@ class ProcessSettings:
         return any(not setting.same(setting.read(), value) for setting, value in self._values)
 
     def restore(self, compares: bool = True) -> Iterator[tuple[str, str]]:
-        """Write changed settings (all unless `compares`) when iterated; yield (name, failure)."""
+        """Write changed settings, or all unless `compares`; yield (name, reason) per failure."""
         for setting, value in self._values:
             try:
                 if not (compares and setting.same(setting.read(), value)):
@@ -274,7 +274,7 @@ def _write_filters(value: list[Any]) -> None:
 
 
 def generators() -> Iterator[Setting]:
-    """Yield the random states of process and accelerators as settings; comparing them is slow.
+    """Yield random states of the process and of accelerators as settings; comparisons are slow.
 
     The generators of a kind of device come from `machines.devices.Kind.generators`.
     """
@@ -297,9 +297,9 @@ def generators_kept() -> Iterator[None]:
 
 @contextmanager
 def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Restore modules' attributes, buffers and random states afterwards; not parameters or hooks.
+    """After the block, restore modules' attributes and buffers, and the process's random states.
 
-    Raises ValueError if attributes hold too many objects or bytes; see `held_objects`.
+    Parameters and hooks are not restored. Raises ValueError for too much data: see `held_objects`.
     """
     parts = [part for model in models for part in model.modules()]
     attributes = [dict(vars(part)) for part in parts]

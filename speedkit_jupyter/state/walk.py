@@ -73,7 +73,7 @@ class Caches(StateHandler):
 BOUND = (
     types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, staticmethod, classmethod,
 )  # fmt: skip
-# In the order of restoring: holders before their parts, gradients last.
+# Handlers are in the order of restoring: holders before their parts, gradients last.
 HANDLERS: tuple[StateHandler, ...] = (
     names.NamesHandler(), names.Cells(), names.Functions(), containers.Definitions(),
     containers.Attributes(), containers.Slots(), containers.Dicts(), containers.Lists(),
@@ -98,7 +98,7 @@ INNER = frozenset([
 
 
 def handlers_of(cls: type) -> tuple[StateHandler, ...]:
-    """Return the handlers of a class's instances; empty for plain values and machinery."""
+    """Return handlers of a class's instances; () for plain values and `ownership`'s machinery."""
     try:
         handlers = tuple(handler for handler in HANDLERS if handler.recognizes(cls))
     except Exception:  # the metaclass's own comparison or hash fails
@@ -136,12 +136,12 @@ def _size_in_python(cls: type) -> int:
     return object.__basicsize__ + pointers * (object.__basicsize__ // 2)
 
 
-# A walk stops following objects after finding this number of them, which takes about a second.
+# A walk follows no further objects after it has found this number, in about a second.
 MOST_OBJECTS = 100_000
 
 
 class Walk:
-    """The objects reachable from `roots`; `found` has them by id, but no plain values or machinery.
+    """Objects reachable from `roots`, except plain values and machinery; `found` has them by id.
 
     `near` omits objects reached only through classes (many methods are unused) or whole namespaces.
     `cut` has objects beyond MOST_OBJECTS, which are not followed. `holders` has the objects that
@@ -214,7 +214,7 @@ class Walk:
                 self._add([type(instance)], id(instance), self._classes)
 
     def _looked_into(self, holder: Any) -> bool:
-        """Add `holder`'s parts; drop it if it owns a thread or process. Return whether it stays."""
+        """Add `holder`'s parts; if it owns a thread or process, drop it and return False."""
         for handler in self.handlers(holder):
             try:
                 children = list(handler.children(holder))

@@ -22,7 +22,7 @@ class MemoryUse:
     """The memory of a step.
 
     `state_bytes` are the bytes of parameters, buffers, gradients and optimizer state before the
-    step. `peak_bytes` adds the step's own peak; None on MPS, and on CPUs under another profiler.
+    step. `peak_bytes` adds the step's peak, and is None on MPS, and on CPUs under another profiler.
     """
 
     peak_bytes: int | None

@@ -29,7 +29,7 @@ def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
 
 
 def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """Return the distinct unwrapped modules and optimizers not in `known`, without submodules."""
+    """Return distinct unwrapped modules and optimizers, except `known` ones and all submodules."""
     modules, inside = each_once(_all_of(torch.nn.Module, objects)), {*map(id, each_once(known))}
     for module in (*_all_of(torch.nn.Module, each_once(known)), *modules):
         inside.update(id(part) for part in list(module.modules())[1:])

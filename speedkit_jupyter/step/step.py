@@ -39,10 +39,7 @@ class StateWarning(UserWarning):
 
 
 def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a function that raises StepError instead of StopIteration.
-
-    In SpeedKit's generators, Python would turn a StopIteration into an unclear RuntimeError.
-    """
+    """Make `function` raise StepError for StopIteration, which generators turn to RuntimeError."""
 
     @wraps(function)  # not a context manager, whose frames would stay in tracebacks
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -61,11 +58,11 @@ def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
 class Step:
     """The code to measure, and the objects that it may change.
 
-    `run` is called with the context of the current variant. `models` and `optimizers` get the
-    variants' plans. The step also reaches `bystanders`; walks start from `others`, too. A cell runs
-    in the namespace `names`, assigns the names `assigned`, and draws from iterators in variables
-    `iterators`; in `guarded`, `rewind` restarts all. `around_blocks` makes the context manager of a
-    block of steps. Gradients of parameters with ids in `unread` aren't compared. `say` shows text.
+    `run` gets a variant's context; `models` and `optimizers` get its plans. `bystanders` are the
+    step's other models and optimizers. Walks also start from `others`. A cell runs in the namespace
+    `names`, assigns variables `assigned`, and draws from iterators in variables `iterators`; in
+    `guarded`, `rewind` restarts all iterators. `around_blocks` returns a context manager for a few
+    steps. Gradients of parameters with ids in `unread` aren't compared. `say` shows a line.
     """
 
     run: Callable[[SpeedContext], object]
@@ -81,14 +78,17 @@ class Step:
     unread: frozenset[int] = frozenset()
     say: Callable[[str], object] = lambda line: messages.warn(line, StateWarning)
     said: list[str] = field(default_factory=list, repr=False)
-    # While guarded: the copy of the initial state, and whether copies are in main memory.
+    # In `guarded`, the copy of the initial state, and True if copies are in main memory.
     _begun: Snapshot | None = field(default=None, init=False, repr=False)
     _off_device: bool = field(default=False, init=False, repr=False)
 
     @user_code_boundary
     @reports_out_of_data
     def call(self, context: SpeedContext) -> object:
-        """Run the step; return its result. Raises StepError if data ends or its result is unrun."""
+        """Run the step; return its result.
+
+        Raises StepError if data runs out, or if the result is an awaitable or a new generator.
+        """
         result = in_a_window(partial(self.run, context))
         refuse_unrun_result(result)
         return result
@@ -111,7 +111,7 @@ class Step:
 
     @contextmanager
     def guarded(self, off_device: bool = False) -> Iterator[MeasurementGuard]:
-        """Yield a guard; undo the step's changes at the end. In the block, `rewind` repeats draws.
+        """Yield a guard; undo steps' changes at the end. Meanwhile, `rewind` restarts iterators.
 
         With `off_device`, copies of the state are in main memory. Raises StepError while another
         step is measured or another thread trains. Warns of state that can't be restored.
@@ -153,7 +153,7 @@ class Step:
         return reachable.holding(self.optimizers, model)
 
     def refuse_unfit(self, aim: str) -> None:
-        """Raise StepError without models, for lazy layers, or if `run` needs more than `ctx`."""
+        """Raise StepError if models are missing or lazy, or if `run` needs more than `ctx`."""
         if not self.models:
             why = "no model with parameters is used in this step"
             raise StepError(f"{why}, so there is nothing to {aim}")
@@ -165,7 +165,7 @@ class Step:
             raise StepError("lazy layers have no shape yet: run one forward pass before")
 
     def on(self, *models: torch.nn.Module) -> Step:
-        """Return the step with plans for `models` only. Raises StepError if the step uses none."""
+        """Return a step with plans for `models` only. Raises StepError if it uses none of them."""
         wanted = {id(unwrapped(model)) for model in models}
         same = [one for one in self.models if id(unwrapped(one)) in wanted]
         if not same:
@@ -231,7 +231,7 @@ def refuse_unfit_call(step: Callable[..., object], given: Sequence[Any]) -> None
 
 
 def _takes_context(step: Callable[..., object]) -> bool:
-    """Return whether the first parameter is positional, and `*args`, required or named `ctx`."""
+    """Return whether the first parameter takes the context: a required one, `*args` or `ctx`."""
     try:
         first = next(iter(inspect.signature(step).parameters.values()), None)
     except (TypeError, ValueError):  # some functions in C have no signature
@@ -244,7 +244,7 @@ def _takes_context(step: Callable[..., object]) -> bool:
 def over_batches(
     step: Callable[..., object], loader: DataLoader[Any] | None, name: str, advice: str
 ) -> Callable[..., object]:
-    """Return `step`, or a loop over `loader` if `step` takes batches (StepError without loader)."""
+    """Return `step` or, if it takes batches, a loop over `loader`. Raises StepError without one."""
     takes = arguments_of(step) if callable(step) else 0
     words = "a batch" if takes == 1 else f"{takes} arguments"
     # A single argument named ctx or context gets SpeedKit's context, not a batch.
@@ -258,7 +258,7 @@ def over_batches(
 def loop(
     loader: DataLoader[Any], step: Callable[..., object] = lambda batch: None, spread: bool = False
 ) -> None:
-    """Call the step with each batch, or its parts if `spread`. Raises StepError without batches."""
+    """Call `step` with each batch, unpacked if `spread`. Raises StepError without batches."""
     is_empty = True
     for batch in loader:
         given = batch if spread and isinstance(batch, tuple | list) else [batch]

@@ -1,4 +1,4 @@
-"""Variants: named plans, composed of the catalog's words."""
+"""Variants: named plans, composed of words of the catalog, such as `bf16`."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Watcher:
 
 
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:
-    """Return the method, run without gradients, hidden from modes that round, promote or replay.
+    """Make a method run without gradients, and outside of torch's function and dispatch modes.
 
     Inside transforms of `torch.func`, the method does nothing.
     """
@@ -57,7 +57,7 @@ def unwatched(method: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[None]:
-    """Report this thread's events to the watcher in the block; model calls only of `models`.
+    """Report this thread's events in the block to `watcher`; skip calls of models not in `models`.
 
     Model calls are observed at `Module.__call__`, because hooks would disable fused kernels and
     recompile the model.
@@ -93,8 +93,8 @@ def _around(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that calls `before` and `after` around each outermost call of a function.
 
-    If given, `only` has the ids of first arguments to report. An error skips `after`. Examples of
-    nested calls: a model in a model, a checkpoint's backward pass inside the backward pass.
+    If given, `only` has the ids of first arguments to report. If the call raises, `after` isn't
+    called. Nested calls: a model in a model, a checkpoint's backward pass inside the backward pass.
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,7 +161,7 @@ class StepFacts:
             None before the first call.
         made: The facts of optimizers that the step creates.
         repeats: The work of later calls compared with the first call's.
-        leaves: True if a call changes state or draws random numbers, or reaches an iterator.
+        leaves: True if a call changes state, draws random numbers or reaches an iterator.
     """
 
     asked: frozenset[str] | None = None
@@ -188,7 +188,7 @@ def compared_runs(
     in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
     warm: Snapshot | None = None,
 ) -> Repeats:
-    """Run a call from the `warm` or current state, and one from `start`; return how work differs.
+    """Run a call from `warm` or the current state, then one from `start`; compare their work.
 
     If the call from `start` does more than twice the work, measured calls must begin at `start`.
     """

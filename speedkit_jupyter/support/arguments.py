@@ -57,7 +57,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def count(name: str, value: Any) -> int:
-    """Return `value` if 1 or more; else raise ArgumentError, or StepError for another type."""
+    """Return `value` if an int of 1 or more; else raise StepError (no int) or ArgumentError."""
     if (number := whole(name, value)) < 1:
         raise ArgumentError(f"{name} must be 1 or more, not {number}")
     return number
@@ -88,7 +88,7 @@ def word(name: str, value: Any) -> str:
 
 
 def modules(name: str, value: Any) -> list[Any]:
-    """Return the given models, and the models inside other given objects. Raises StepError."""
+    """Return given models, and the models in other objects. Raises StepError if one has none."""
     import torch
 
     listed = list(value) if isinstance(value, list | tuple) else [value]

@@ -48,7 +48,7 @@ class Kept:
     """An entry of the store; `saved_at` is in UTC.
 
     A plan's name is a digest of models, machine, threads, torch version and custom code. `task`
-    is JSON: the first model's class, inputs, optimizers, whether it trains, options left unchanged.
+    is JSON: the first model's class, inputs, optimizers, whether to train, options left unchanged.
     """
 
     number: int
@@ -84,7 +84,7 @@ def make(folder: Path) -> None:
 
 
 def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
-    """Store a plan; it replaces a plan of the same `setting` and task. Raises SpeedKitError."""
+    """Store a plan named `setting`, in place of one of this name and task. Raises SpeedKitError."""
     keep("plan", setting, task, {**plan, "engine": ENGINE})
 
 
@@ -121,7 +121,7 @@ def newest(kind: str, name: str) -> Mapping[str, Any] | None:
 
 
 def kept(kind: str, name: str | None = None) -> list[Kept]:
-    """Return a kind's readable entries, oldest first; [] without a file. Raises SpeedKitError."""
+    """Return readable entries of a kind (and name), oldest first, or []. Raises SpeedKitError."""
     try:
         file = folder() / FILE
     except SpeedKitError as error:

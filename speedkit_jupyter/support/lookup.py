@@ -109,7 +109,7 @@ def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
 def by_expression(
     names: Mapping[str, Any] | None, kind: type, inside: bool = True
 ) -> dict[str, Any]:
-    """Return distinct objects of a class by expression: variables, then (`inside`) their parts."""
+    """Return distinct objects of a class by expression: variables and, if `inside`, their parts."""
     entries = public(names)
     parts = (
         (f"{name}{word}", value)

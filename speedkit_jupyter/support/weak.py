@@ -49,11 +49,11 @@ class Listeners:
 
 
 def at_unload(end: Callable[[], object]) -> None:
-    """Register a function to call once at unloading, however often it is registered."""
+    """Register a function that `unload` calls once, even if it is registered several times."""
     _ENDS[f"{end.__module__}.{end.__qualname__}"] = end
 
 
 def unload() -> None:
-    """Call the registered functions in order of registration, and forget them."""
+    """Call the functions of `at_unload` in order of registration, each after it is unregistered."""
     while _ENDS:
         _ENDS.pop(next(iter(_ENDS)))()

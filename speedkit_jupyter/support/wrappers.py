@@ -81,7 +81,7 @@ def _wrapped_optimizer(value: Any) -> Any:
 
 
 def models_in(holder: Any) -> dict[str, torch.nn.Module]:
-    """Return the whole models that an object holds, in order, by suffix: `.unet`, `['lm']`.
+    """Return the top-level models that an object holds, in order, by suffix: `.unet`, `['lm']`.
 
     Parts of other models and modules without parameters are left out. A model and its wrappers
     count once. Private attributes, such as caches, are not read, except Accelerate's `_models`.

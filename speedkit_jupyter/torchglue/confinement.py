@@ -38,7 +38,7 @@ def is_recording() -> bool:
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Mark this thread as recording a CUDA graph in the block, so that its patches do nothing."""
+    """Mark this thread as recording a CUDA graph in the block: patched names call the originals."""
     _THREAD.is_recording = True
     try:
         yield
@@ -50,8 +50,8 @@ def recording() -> Iterator[None]:
 def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
     """Replace `owner.name` with `make(original)` within the block, for calls in this thread.
 
-    Compiled code and CUDA graph recordings call the original. The replacement copies attributes of
-    `make`'s result; its `stands_in_for` is the original. Raises StepError if `owner` lacks `name`.
+    Compiled code and CUDA graph recordings call the original. The replacement has the attributes of
+    `make`'s result, and the original as `stands_in_for`. Raises StepError if `owner` lacks `name`.
     """
     get_ident = threading.get_ident
     here = get_ident()
@@ -91,7 +91,7 @@ def optimizer_hooks(
     after: StepHook | None = None,
     ours: Collection[torch.optim.Optimizer] = (),
 ) -> Iterator[None]:
-    """Call the hooks around optimizer steps in this thread; for `ours`, also in autograd's threads.
+    """Call hooks in the block, around steps in this thread; for `ours`, also in autograd's threads.
 
     Gradient hooks, which autograd's threads run, may step optimizers.
     """
@@ -116,7 +116,7 @@ def optimizer_hooks(
 
 @contextmanager
 def calling_threads(models: Sequence[torch.nn.Module]) -> Iterator[set[str]]:
-    """Yield a set; calls of the models or submodules add HERE, IN_PYTHONS or IN_AUTOGRADS to it."""
+    """Yield a set; calls of models and submodules add HERE, IN_PYTHONS or IN_AUTOGRADS to it."""
     watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
     threads = set[str]()
     original: Any = Module.__call__

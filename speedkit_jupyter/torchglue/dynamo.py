@@ -57,7 +57,7 @@ def compilations() -> Sequence[Any]:
 
 
 def guard_failures(first: str, graphs: int) -> list[str]:
-    """Return up to `graphs` guard failures, from torch's reason `first` on; [first] if unknown."""
+    """Return up to `graphs` of torch's guard failures, from the last `first` on; else [first]."""
     for reasons in getattr(_utils(), "guard_failures", {}).values():
         if first in reasons:
             begin = len(reasons) - 1 - reasons[::-1].index(first)
@@ -71,7 +71,7 @@ def graph_breaks() -> Sequence[Any]:
 
 
 def eager_backward() -> tuple[Any, dict[str, bool]]:
-    """Return functorch's config, and settings to compile backward with forward ({} if missing)."""
+    """Return functorch's config, and its settings to compile backward with forward, or {}."""
     # torch 2.11 and 2.13 have both settings. By default, torch compiles a backward pass when it
     # first runs. Buffers are not donated: `retain_graph` is unknown until backward() is called.
     config = import_module(f"{COMPILERS[2]}.config")
@@ -108,7 +108,7 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 
 def override_caches() -> list[Any]:
-    """Return torch's loaded functions that cache their tables of overridable functions."""
+    """Return the loaded functions of torch that cache tables of overridable functions."""
     # Tables filled while functions of torch are patched keep the patches. Filling takes seconds.
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
     return [one for module in modules if module for one in cached_functions(module)]
@@ -125,7 +125,7 @@ def is_compiler_error(error: BaseException) -> bool:
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return an error's root cause; for a failed C++ build, a RuntimeError with its first error."""
+    """Return an error's root cause; for a failed C++ build, its first error as a RuntimeError."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     printed = getattr(error, "output", None) or b""

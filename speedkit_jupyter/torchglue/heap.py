@@ -93,7 +93,7 @@ def give_back() -> None:
 
 
 def occupy_free_addresses() -> None:
-    """Allocate the heap's free address ranges, so that large tensors get new memory mappings."""
+    """Unless memory is kept, occupy free heap addresses: large tensors then get new mappings."""
     global _has_kept
     if _has_kept and not _is_kept and (glibc := library()) is not None:
         give_back()

@@ -64,7 +64,7 @@ class Gate:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace handlers in the block; then deliver pending signals, unless a handler raised."""
+        """Replace handlers in the block; restore them and, unless one raised, deliver signals."""
         __tracebackhide__ = True
         try:
             for number in _NUMBERS:
@@ -133,7 +133,7 @@ def interruptible_in_users_code(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_a_window(function: Callable[[], R]) -> R:
-    """Return the user's `function()`; deliver pending signals first, and new signals at once."""
+    """Deliver pending signals; return the result of the user's `function`, with signals enabled."""
     __tracebackhide__ = True
     gate = _GATES[0] if _GATES else None
     if gate is None or gate.thread != threading.get_ident():
@@ -159,7 +159,7 @@ _LATER: deque[Callable[[], object]] = deque()
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay signals, and other threads' `uninterrupted` blocks, until this block ends."""
+    """Delay signals and other threads' `uninterrupted` blocks; then run `run_when_safe` actions."""
     with interrupts_delayed():
         try:
             with _LOCK:
@@ -173,7 +173,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def run_when_safe(action: Callable[[], object]) -> None:
-    """Run `action` now, or at the end of an `uninterrupted` block that is running in any thread."""
+    """Run `action` now, or let a thread in an `uninterrupted` block run it at the block's end."""
     _LATER.append(action)
     _run_waiting()
 

@@ -69,7 +69,7 @@ def pop_hook(module: torch.nn.Module, kind: str, key: int) -> Callable[..., Any]
 
 def global_hooks() -> list[dict[Any, Any]]:
     """Return the dicts of torch's global hooks for modules and for steps of optimizers."""
-    # Their names begin with `_global_`. If torch renames them, global hooks added by a step stay.
+    # Their names begin with `_global_`. If torch renames them, a step's global hooks stay set.
     homes = map(import_module, ("torch.nn.modules.module", "torch.optim.optimizer"))
     every = [pair for home in homes for pair in vars(home).items()]
     return [one for name, one in every if name.startswith("_global_") and isinstance(one, dict)]
@@ -81,7 +81,7 @@ def has_global_hooks() -> bool:
 
 
 def forget_sharding(module: torch.nn.Module) -> None:
-    """Let `fully_shard` accept a restored module again."""
+    """Delete torch's record that a module is sharded: `fully_shard` then accepts it again."""
     found("torch.distributed._composable_state", "_module_state_mapping").pop(module, None)
 
 
@@ -111,13 +111,13 @@ def detach_iterator(loader: DataLoader[Any]) -> Any:
 
 
 def end_workers(iterator: Any) -> None:
-    """Shut down the workers of a DataLoader iterator, if any, as its destructor does."""
+    """Shut down a DataLoader iterator's workers, as its destructor does; ignore other objects."""
     if isinstance(iterator, loader_iterator()):
         getattr(iterator, "__del__", lambda: None)()
 
 
 def same_epoch(iterator: Any) -> Any:
-    """Return a copy, at its position, of a single-process map-style loader iterator; else None."""
+    """Return a copy of a loader iterator at its position; None with workers or IterableDataset."""
     if type(iterator).__name__ != "_SingleProcessDataLoaderIter":
         return None
     if hasattr(iterator._dataset_fetcher, "dataset_iter"):  # an IterableDataset

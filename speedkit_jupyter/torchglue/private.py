@@ -79,7 +79,7 @@ address: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 
 
 def untyped(storage: Any) -> tuple[torch.UntypedStorage, torch.dtype | None]:
-    """Return the untyped storage and the dtype of a storage; the dtype is None if untyped."""
+    """Return a storage as untyped, and its dtype; an untyped storage has the dtype None."""
     own = getattr(storage, "_untyped_storage", None)
     return (storage, None) if own is None else (own, storage.dtype)
 
@@ -107,8 +107,8 @@ def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor._indices(), tensor._values()]
 
 
-# Attributes with a tensor's hooks (None: no hooks). If torch renames them, hooks registered by a
-# step stay, and a micro-batch runs hooks on accumulated gradients once per part.
+# Attributes with a tensor's hooks (None: no hooks). If torch renames them, hooks that a step
+# registers stay, and a micro-batch runs hooks on accumulated gradients once per part.
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 

@@ -17,7 +17,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's storage, if any, has all elements; not after storage.resize_(0)."""
+    """Return False if a tensor's storage lacks elements, as after storage.resize_(0); else True."""
     if tensor.layout is not torch.strided:
         return True
     try:
@@ -41,7 +41,7 @@ def size_in_memory(tensor: torch.Tensor) -> int:
     return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
 
 
-# Minimum number of sampled elements in a large contiguous tensor; writes elsewhere are missed.
+# Least number of elements sampled in a large contiguous tensor; `.data` writes to others go unseen.
 SAMPLED = 256
 
 
@@ -95,6 +95,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor can be read; reading freed memory would crash the process."""
+    """Return whether a tensor's values can be read: not if meta, fake, in a transform, or freed."""
     is_fake = tensor.is_meta or hasattr(tensor, "fake_mode") or is_transformed(tensor)
     return not is_fake and is_in_memory(tensor)

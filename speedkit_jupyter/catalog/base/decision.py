@@ -39,7 +39,7 @@ class Decision:
     details: Mapping[str, Any] = field(default_factory=dict)
     asked: bool = False  # True if an explicit request decided
     measured: str = ""  # the measurement behind the decision, in words
-    variable: str | None = None  # the environment variable that decided
+    variable: str | None = None  # name of the environment variable that decided, if any
     hint: str = ""  # a consequence or advice for the user
 
     @property
@@ -57,7 +57,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Request:
-    """The value requested for one optimization, with its origin and the measurement behind it."""
+    """The value requested for one optimization, the value's origin, and a measurement, if any."""
 
     name: str
     value: Any
@@ -81,7 +81,7 @@ class Request:
 
         Args:
             obstacle: the reason to leave the optimization off; empty if the value is possible.
-            otherwise: the reason to leave `auto` off if there is no obstacle.
+            otherwise: the reason why `auto` leaves the optimization off if there is no obstacle.
             rule: the rule of an active decision; `more` are further fields of that Decision.
         """
         if self.word is False:
@@ -119,7 +119,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Snippet:
-    """Python source of a decision, by location in a script.
+    """Python source code that applies a decision, by its location in a script.
 
     The source uses the names `model` and `loss`, and the placeholder `{optimizer}`.
     """

@@ -55,14 +55,14 @@ class Fields(BaseModel):
 
 
 def described(options: Any) -> Any:
-    """Return an option's annotation; if it has no Field, with the allowed words as description."""
+    """Return the annotation; without a Field, add one whose description lists the allowed words."""
     if any(isinstance(one, FieldInfo) for one in getattr(options, "__metadata__", ())):
         return options
     return Annotated[options, Field(description=", ".join(choices(options)))]
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
-    """Return the allowed words of an annotation, with `true` and `false` for booleans."""
+    """Return the words that an annotation allows: `true`, `false` for bool; none for int or str."""
     if annotation is bool:
         return ("true", "false")
     if get_origin(annotation) is Literal:
@@ -88,18 +88,18 @@ class Optimization(ABC):
     before: ClassVar[str] = ""  # name of the entry in front of which `add` puts this entry
     forms: ClassVar[Mapping[str, str]] = {}  # modules that write further forms of code, by form
     variable: ClassVar[str | None]  # environment variable, if any; default `SPEEDKIT_<NAME>`
-    follows: ClassVar[bool] = False  # True if `auto` applies its rule even if `config.is_alone`
+    follows: ClassVar[bool] = False  # True if `auto` acts even in a config for requests only
     costly: ClassVar[bool] = False  # True if the entry compiles code, which takes seconds
-    excludes: ClassVar[frozenset[str]] = frozenset()  # entries that no search joins with this entry
+    excludes: ClassVar[frozenset[str]] = frozenset()  # entries never combined with this entry
     free: ClassVar[str] = ""  # placeholder in help for arbitrary values (`threads:NUMBER`)
-    frameworks_choose: ClassVar[bool] = False  # True if Trainer code covers inactive decisions
+    frameworks_choose: ClassVar[bool] = False  # True if Trainer code states inactive decisions
     lowers: ClassVar[bool] = False  # True if the entry reduces the precision of products
     supersedes: ClassVar[frozenset[str]] = frozenset()  # entries replaced by this entry in a search
-    rivals: ClassVar[bool] = False  # True if no rule knows the best value: a search compares values
+    rivals: ClassVar[bool] = False  # True if only a search can find the best value
     library: ClassVar[str] = ""  # PyPI name of the optional library that the entry calls
-    bare: ClassVar[str] = ""  # value of the bare name in `--compare`, if not `true`
+    bare: ClassVar[str] = ""  # value that the bare name sets in `--compare`, if not `true`
     none: ClassVar[Any] = False  # the value that changes nothing
-    refusal: ClassVar[str] = ""  # if set, new optimizers are refused; describes the model in errors
+    refusal: ClassVar[str] = ""  # words for the model in errors; if set, new optimizers are refused
     flag: ClassVar[str] = ""  # the process-wide flag that holds the field's value, if any
     line: ClassVar[str] = ""  # the equivalent line of torch code, with `{value}`
 
@@ -145,7 +145,7 @@ class Optimization(ABC):
         """Return the decision; use only the arguments, so that plans for other machines work."""
 
     def as_is(self, facts: Facts) -> Any:
-        """Return the value that leaves everything unchanged."""
+        """Return the value that changes nothing: the flag's current value, or `none` if no flag."""
         return facts.flags.get(self.flag, self.none)
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
@@ -161,7 +161,7 @@ class Optimization(ABC):
         return []
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        """Return replacements for parts of modules, by owning module."""
+        """Return replacements of parameters, submodules and methods, by owning module."""
         return {}
 
     @contextmanager
@@ -184,7 +184,7 @@ class Optimization(ABC):
             yield
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Return a context manager that sets the optimization's process-wide flags."""
+        """Return a context manager that sets and then restores the entry's process-wide flags."""
         own = self.process_flags()
         values = self.values(decision, {name: one.read() for name, one in own.items()})
 
@@ -213,7 +213,7 @@ class Optimization(ABC):
         return {}
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        """Return the state that the entry changes, by name: now, or as `planned` would set it."""
+        """Return the state that the entry changes, by name: now, or under `planned` if given."""
         return {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
@@ -221,7 +221,7 @@ class Optimization(ABC):
         return {**self.values(decision, facts.flags), **self.observe(target, decision)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return config values worth trying here, the most promising first."""
+        """Return config values worth trying on this hardware and model, best guess first."""
         return ()
 
     def fingerprint(self, model: torch.nn.Module) -> str:
@@ -253,7 +253,7 @@ def call(function: str, *sources: str, **values: object) -> str:
 
 
 def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-    """Return `decide`'s result; inactive if torch lacks a name or a model change is unrequested."""
+    """Return the decision; inactive if torch lacks a name, or a rule alone would change results."""
     try:
         entry.process_flags()
         decision = entry.decide(request, hardware, facts)

@@ -21,10 +21,10 @@ from speedkit_jupyter.support.wrappers import each_once, layers
 
 @dataclass(eq=False)
 class Memo:
-    """The state of a SpeedContext, kept while its plan is in force or temporarily hidden."""
+    """The state of a SpeedContext, kept until restore, even while its plan is undone for a time."""
 
     autocast: str | None = None  # "bf16" or "fp16" while autocast is in force
-    # The names of the context's parts, `autocast` and `grad_scaler`, that the user's code has used.
+    # The attributes of the context that the user's code has used: `autocast`, `grad_scaler`.
     asked: set[str] = field(default_factory=set)
     outside: int = 0  # number of calls under the user's own autocast, not `ctx.autocast()`
     scales: bool = False  # True while the plan scales losses
@@ -40,7 +40,7 @@ class Memo:
     met_later: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
 
     def let_go(self) -> None:
-        """Stop a compiling process; drop compiled code, CUDA graphs and quantized weights."""
+        """Stop the compile process, if any; drop compiled code, CUDA graphs, quantized weights."""
         if self.compiled_call is not None:
             self.compiled_call.end()
         self.compiled_call = self.graphed = None
@@ -80,12 +80,12 @@ class Target:
 
     @property
     def only_in(self) -> int | None:
-        """Return this thread's id in a benchmark, where the plan acts only here; else None."""
+        """Return this thread's id in a benchmark, whose plan acts in one thread only; else None."""
         return None if self.search else threading.get_ident()
 
     @contextmanager
     def searched_once(self) -> Iterator[None]:
-        """Search for optimizers only once in the block, which must not create optimizers."""
+        """Search for optimizers at most once in the block; the block must not create optimizers."""
         outer, self.remember = self.remember, True
         try:
             yield
@@ -98,7 +98,7 @@ class Target:
         self.remember, self._found = False, None
 
     def live_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return living optimizers that hold model parameters; in a benchmark, passed optimizers.
+        """Return all optimizers that hold parameters of the model; in a benchmark, the passed ones.
 
         The garbage collector finds optimizers that were not passed, in 60 ms for 450,000 objects.
         """
@@ -111,7 +111,7 @@ class Target:
         return found
 
     def holders(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-        """Return the optimizers with a parameter of the model."""
+        """Return the optimizers that hold a parameter of the model; none for a deleted model."""
         own = set() if self.model is None else {id(p) for p in self.model.parameters()}
         groups = [(one, group["params"]) for one in optimizers for group in one.param_groups]
         return each_once(one for one, group in groups if any(id(p) in own for p in group))
@@ -129,7 +129,7 @@ def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
 
 @contextmanager
 def overridden(target: Target, names: Iterable[str], change: Callable[[], None]) -> Iterator[None]:
-    """Set the flags `names` by `change` in the block; `target.kept` gets flags the user changed."""
+    """Set flags by `change()`; after the block, restore them, or add user-set ones to `kept`."""
     layer = flags.OVERRIDES.push(names, change)
     try:
         yield
@@ -143,10 +143,10 @@ def newcomers(
     known: Iterable[torch.optim.Optimizer],
     welcome: Callable[[torch.optim.Optimizer], None],
 ) -> Iterator[None]:
-    """Call `welcome` with each optimizer of the model that is not `known`, before its next step.
+    """In the block, call `welcome` with each optimizer of the model that is not in `known`.
 
-    `welcome` must not keep the model alive. In a benchmark the hook acts only in this thread,
-    and only if the step creates optimizers (`target.made`).
+    Each call comes before the optimizer's first step in the block. `welcome` must not keep the
+    model alive. In a benchmark, calls come only in this thread and if `target.made` is not empty.
     """
     if not target.search and not target.made:
         yield

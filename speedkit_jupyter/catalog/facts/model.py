@@ -30,14 +30,14 @@ Group = list[torch.nn.Module]
 
 
 def is_convolution(module: torch.nn.Module) -> bool:
-    """Return whether a module is a 2-D or 3-D (transposed) convolution with known weight shape."""
+    """Return whether a module is a 2-D or 3-D (transposed) convolution; False for lazy weights."""
     convolution: Any = torch.nn.Conv2d.__base__
     weight = parameter_table(module).get("weight") if isinstance(module, convolution) else None
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
 
 
 def is_linear(module: torch.nn.Module) -> bool:
-    """Return whether a module is `nn.Linear`, except MultiheadAttention's uncalled `out_proj`."""
+    """Return whether a module is `nn.Linear`, but not MultiheadAttention's `out_proj`."""
     return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
 
 
@@ -77,7 +77,7 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
-    """Return a container's (kind, children) pairs with two or more children; else an empty list."""
+    """Return (kind, children) for each kind with two or more children; empty for non-containers."""
     found: dict[Any, Group] = {}
     if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict):
         for child in module.children():
@@ -86,7 +86,7 @@ def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
 
 
 def _has_equals(group: Group) -> bool:
-    """Return whether two modules with submodules have equal, nonempty `shapes`; False for lists."""
+    """Return whether two modules with children have equal, nonempty `shapes`; never for lists."""
     is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
     if is_list or not any(True for _ in group[0].children()):
         return False
@@ -95,7 +95,7 @@ def _has_equals(group: Group) -> bool:
 
 
 def _kind(module: torch.nn.Module) -> Any:
-    """Return the module's class; for a plain Sequential, also the kinds of its parts."""
+    """Return the module's class; for a plain Sequential, also the kinds of its children."""
     if type(module) is not torch.nn.Sequential:
         return type(module)
     return (type(module), *map(_kind, module.children()))
@@ -276,7 +276,7 @@ def _convolutions(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
 
 
 def _blocks(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the fields of Facts about repeated blocks; names omit blocks compiled by the user."""
+    """Return the Facts fields about repeated blocks; `block_names` omits user-compiled blocks."""
     repeated = repeated_blocks(model)
     plain = {id(block) for block in repeated if not is_compiled_by_user(block)}
     named = {name: m for name, m in model.named_modules() if plain and id(m) in plain}

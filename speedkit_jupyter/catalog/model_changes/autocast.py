@@ -80,7 +80,7 @@ def _is_frozen(weight: Any) -> TypeGuard[torch.Tensor]:
 
 
 def cast_once(model: torch.nn.Module, notes: dict[str, str], only_in: int | None) -> list[Call]:
-    """Return a CastOnce for each large frozen linear layer not patched or compiled; add a note."""
+    """Return a CastOnce per large frozen linear layer unless patched or compiled; add a note."""
     every = filter(_is_linear, model.modules())
     linears = [one for one in every if _is_frozen(parameter_table(one).get("weight"))]
     plain = [one for one in linears if not has_own_forward(one) and not is_compiled_by_user(one)]

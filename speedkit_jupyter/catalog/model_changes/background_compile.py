@@ -61,7 +61,7 @@ class SubprocessCompiler:
         return self._process is not None or self._is_kept
 
     def begin(self) -> None:
-        """Start the child process unless graphs are cached; set `why_not` if saving them fails."""
+        """Start the child process unless graphs are marked compiled; set `why_not` on failure."""
         settings = {name: flag.read() for name, flag in compile_cache.compiler_flags().items()}
         self._mark = self._mark_in(settings[compile_cache.FOLDER])
         self._is_kept = self._mark.is_file() and not self.why_not
@@ -93,7 +93,7 @@ class SubprocessCompiler:
         return Path(folder, f"speedkit-{hashlib.sha256(words.encode()).hexdigest()[:32]}")
 
     def is_done(self) -> bool:
-        """Return whether compiling is over or unneeded; mark compiled graphs or set `why_not`."""
+        """Mark compiled graphs or set `why_not`; return whether compiling is over or not needed."""
         code = None if self._process is None else self._process.poll()
         if code == 0 and self._mark != Path():
             with suppress(OSError):

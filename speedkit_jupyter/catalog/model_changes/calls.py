@@ -29,7 +29,7 @@ class Call:
     """One wrapper around the calls of `module`, with a weak reference to the module.
 
     `inner` is the next wrapper or the user's compiled call; None for the module's own call. The
-    wrapper acts only in the thread with id `only_in`; None means all. `notes` go to the report.
+    wrapper acts only in the thread with id `only_in`, or in all if None. `notes` go to the report.
     """
 
     compiles: ClassVar[bool] = False
@@ -65,14 +65,14 @@ class Call:
 
 
 class Calls(overrides.Property):
-    """The wrappers around a module's calls; with equal `order`, the last plan's is outside."""
+    """The wrappers around a module's calls; with equal `order`, the last plan's is outermost."""
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
         return thing.__dict__.get(COMPILED_CALL, overrides.MISSING)
 
     def holds(self, thing: torch.nn.Module, override: Call) -> bool:
         now, layers = thing.__dict__.get(COMPILED_CALL, overrides.MISSING), self.every().get(thing)
-        if now is None:  # `extras.auto`'s wrapper wrote None, so that calls skip the wrapper
+        if now is None:  # the wrapper of `extras.auto` wrote None to be skipped
             return layers is not None
         ours = () if layers is None else layers.overrides.values()
         return any(now is one for one in (override, *ours))
@@ -145,7 +145,7 @@ def graph_of(results: Iterable[Any]) -> list[Any]:
 def converted(results: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return results in the same structure, with each tensor replaced by `convert(tensor)`.
 
-    Containers are copied, and dataclasses and distributions if a tensor changes, each once.
+    Containers are copied. A dataclass or distribution is copied only if one of its tensors changes.
     """
     known: dict[int, tuple[Any, Any]] = {}  # by id: the value, kept alive, and its result
 
@@ -176,7 +176,7 @@ def converted(results: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def _parts_of(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass, or the attributes of a distribution; else none."""
+    """Return the fields of a dataclass, or the attributes of a distribution; else an empty dict."""
     if isinstance(value, torch.distributions.Distribution):
         return dict(vars(value))
     is_data = dataclasses.is_dataclass(value) and not isinstance(value, type)
@@ -193,12 +193,12 @@ def _has_methods(kind: type) -> bool:
 
 
 def parts_called(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield source expressions and submodules that methods other than `forward` may call."""
+    """Yield (expression, submodule) for submodules that methods other than `forward` may call."""
     return _parts(model, "model") if _has_methods(type(model)) else iter(())
 
 
 def _parts(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield expressions and children; for lists and dicts, their items; peft layers' parts, too."""
+    """Yield (expression, child); items in place of lists and dicts; also peft layers' children."""
     is_dict = isinstance(module, torch.nn.ModuleDict)
     for key, child in module_table(module).items():
         called = f"{name}.{key}" if key.isidentifier() and not is_dict else f"{name}[{key}]"

@@ -31,7 +31,7 @@ TAKEN_OVER = "compiled by another process while it ran as before"
 
 
 class CompiledCode:
-    """Compiled forward passes of one plan, or uncompiled after a failure; keeps no module alive."""
+    """A plan's compiled forward passes, uncompiled after a failure; it keeps no module alive."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class CompiledCode:
             return self._run_plainly(error, call, args, kwargs)
 
     def _check_background(self, other: SubprocessCompiler, module: torch.nn.Module) -> None:
-        """Start the child process at the first module's second call; compile here once it ends."""
+        """Start the child at the first module's second call; compile here once the child ends."""
         if current_node() is not None:  # a recomputation must run as its forward pass did
             return
         if not self._first:

@@ -56,7 +56,7 @@ class Property(ABC):
     ) -> Iterator[PropertyOverride]:
         """Apply all (object, override) pairs in the block, and undo them on any exit.
 
-        Yield the PropertyOverride. `search` returns the optimizers, at the start and at the end.
+        Yield the PropertyOverride. `search` is called for optimizers at the start and at the end.
         """
         layer = PropertyOverride(self, search)
         try:
@@ -68,7 +68,7 @@ class Property(ABC):
             layer.close()
 
     def original(self, thing: Any) -> Any:
-        """Return the object's state without plans; MISSING if it has no override."""
+        """Return the object's state without plans; MISSING if no plan overrides the object."""
         known = self._layers
         layers = known.get(thing) if known else None  # weak dicts are slow to look up even if empty
         return MISSING if layers is None else layers.original
@@ -99,7 +99,7 @@ class PropertyOverride:
         self.things: MutableMapping[Any, None] = WeakIdKeyDictionary()
 
     def add(self, thing: Any, override: Any) -> None:
-        """Apply an override on top of other plans'; a change by the user becomes the original."""
+        """Apply an override on top of other plans' overrides; user changes become the original."""
         every, owner = self._property.every(), self._property
         layers = every.get(thing)
         if layers is None:
@@ -141,7 +141,7 @@ class PropertyOverride:
 
 
 def put_back_entries(holder: Any, values: Mapping[str, Any]) -> None:
-    """Restore entries of a dict; delete entries that are MISSING in the original."""
+    """Write the original `values` into a dict; delete the keys whose original value is MISSING."""
     for name, value in values.items():
         if value is MISSING:
             holder.pop(name, None)
@@ -255,7 +255,7 @@ OWN = {"state_dict": _own_state_dict, LOAD: _load_own, CAST: _cast_own}
 
 
 def return_own_parameters(module: torch.nn.Module) -> None:
-    """Put the user's parameters back before code writes to them; the plan leaves them there."""
+    """Put the user's parameters back for good, for code that is about to write to parameters."""
     for slot in SWAPPED.current(module):
         if slot[0] == PARAMETERS:
             _put(module, slot, SWAPPED.original(module)[slot])

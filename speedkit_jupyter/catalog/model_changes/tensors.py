@@ -21,7 +21,7 @@ Stride = tuple[int, ...]
 
 
 class WeightLayout(NamedTuple):
-    """A weight's strides; `odd` has differing strides of gradient and optimizer state, by name."""
+    """A weight's strides; `odd`: by name, the differing strides of its gradient and state."""
 
     stride: Stride
     odd: dict[str, Stride]
@@ -41,7 +41,7 @@ def channels_last_stride(tensor: torch.Tensor) -> Stride:
 
 
 def is_channels_last(convolution: torch.nn.Module) -> bool:
-    """Return whether a weight has channels-last strides; `is_contiguous` can't tell for 1 × 1."""
+    """Return whether the weight is channels-last; `is_contiguous` can't tell for 1 × 1 kernels."""
     weight = weight_of(convolution)
     return weight.stride() == channels_last_stride(weight)
 
@@ -49,7 +49,7 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
 class WeightStrides(Property):
     """The strides of a module's weight, and of the weight's gradient and optimizer state.
 
-    `thing` is the module: weights may be replaced, and `swap_tensors` refuses those with weakrefs.
+    `thing` is the module: weights may be replaced; `swap_tensors` refuses weights with weakrefs.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> WeightLayout:
@@ -115,7 +115,7 @@ def has_views(tensor: torch.Tensor) -> bool:
 def companions(
     parameter: torch.Tensor, optimizers: Iterable[torch.optim.Optimizer]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a parameter's gradient and optimizer state with their names, without `step`."""
+    """Yield (name, tensor) for a parameter's gradient and optimizer state, except `step`."""
     held = parameter.is_leaf or parameter.retains_grad  # torch warns for other tensors
     if held and parameter.grad is not None:
         yield "grad", parameter.grad
@@ -203,7 +203,7 @@ Values = Mapping[str, Any]
 
 
 class OptimizerSettings(NamedTuple):
-    """An optimizer's `fused`, `foreach` and attributes; groups by id of their first parameter."""
+    """An optimizer's settings without plans; `groups` by the id of a group's first parameter."""
 
     defaults: Values
     groups: dict[int, Values]

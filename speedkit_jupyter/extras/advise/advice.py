@@ -50,7 +50,7 @@ class Gain(NamedTuple):
 
 
 def amdahl(share: float, least: float, most: float = math.inf) -> Gain:
-    """Return the step's gain if a part with `share` of it runs `least` to `most` times as fast.
+    """Return the step's gain if `share` of its time runs `least` to `most` times as fast.
 
     (G. M. Amdahl: Validity of the single processor approach, AFIPS 1967.)
     """

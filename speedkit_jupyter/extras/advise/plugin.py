@@ -31,7 +31,7 @@ from speedkit_jupyter.step.step import Step, over_batches, step_of
 )
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
     if is_trainer(trainer := names.get(arguments.model)):
-        budget_s = arguments.budget or 6 * DEFAULT_BUDGET_S  # its steps are often long
+        budget_s = arguments.budget or 6 * DEFAULT_BUDGET_S  # a Trainer's steps are often long
         advisor = TrainerAdvisor(trainer, budget_s, f"%speedkit advise {arguments.model}")
         try:
             measured(advisor, "trying arguments", names, arguments.v)

@@ -1,4 +1,4 @@
-"""The input of the rules: an observed call of the step, its measured times and its objects."""
+"""The input of the rules: an observed call of the step, and the step's times and objects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OF_LINES: frozenset[Part] = frozenset(["rest", "data", "synchronizations", "host
 
 @dataclass
 class ObservedModelCall:
-    """An outermost module call, after `step` optimizer steps."""
+    """An outermost module call; `step` is the number of optimizer steps before this call."""
 
     module: torch.nn.Module
     args: tuple[Any, ...]
@@ -53,7 +53,7 @@ class ObservedModelCall:
         return tensors_in((self.args, self.kwargs))
 
     def with_rows(self, times: int) -> ObservedModelCall:
-        """Return a call with `times` times the rows; each input is one row if any is 0-D or 1-D."""
+        """Return a call on `times` times the rows; if any input is 0-D or 1-D, each is one row."""
         is_row = any(one.dim() < 2 for one in self.inputs)
 
         def grown(leaf: Any) -> Any:
@@ -68,7 +68,7 @@ class ObservedModelCall:
 
 @dataclass
 class LoaderTimes:
-    """Seconds of waiting for a loader: `next_s` per batch; `waited_s` in all, with loop starts."""
+    """Seconds of waiting for a loader: `next_s` per batch; `waited_s` with starts of loops, too."""
 
     loader: DataLoader[Any]
     loops: int = 0
@@ -78,7 +78,7 @@ class LoaderTimes:
 
 @dataclass
 class ObservedCall:
-    """Observations of one call of the step, including optimizers and loaders that it creates.
+    """Observations of one call of the step, including optimizers and loaders that the call creates.
 
     `calls` are the outermost module calls, and `draws` has times by loader id. `held` has the ids
     of parameters in optimizers that stepped, `got_gradients` ids of parameters with new gradients.
@@ -133,7 +133,7 @@ class ObservedCall:
         return iterator
 
     def on_draw(self, original: Original, iterator: Any) -> Any:
-        if (draws := self._iterators.get(id(iterator))) is None:  # its loop began before the step
+        if (draws := self._iterators.get(id(iterator))) is None:  # the loop began before the step
             return original(iterator)
         begun_s = clock.now()
         try:
@@ -147,11 +147,11 @@ class ObservedCall:
 def observed(
     call: Callable[[], object], parameters: Sequence[torch.nn.Parameter] = ()
 ) -> ObservedCall:
-    """Run the call and return observations; `parameters` belong to the step's models."""
+    """Run `call` and return observations; only `parameters` are watched for new gradients."""
 
     def gradients() -> dict[int, tuple[int, int] | None]:
         """Return each gradient's id and version by parameter id; None for a missing gradient."""
-        # A step may replace a parameter with a non-leaf tensor by mistake; its `grad` would warn.
+        # A step may replace a parameter with a non-leaf tensor; reading the tensor's `grad` warns.
         given = ((id(one), one.grad) for one in parameters if one.is_leaf)
         return {one: None if grad is None else (id(grad), version(grad)) for one, grad in given}
 
@@ -174,7 +174,7 @@ def observed(
 
 
 def _executed(call: Callable[[], object]) -> Counter[CodeType]:
-    """Run the call; return call counts by user function (empty if another profiler is active)."""
+    """Run `call` and return call counts by user function; none if another profiler is active."""
     ran = Counter[CodeType]()
     if sys.getprofile() is not None:
         call()
@@ -194,7 +194,7 @@ def _executed(call: Callable[[], object]) -> Counter[CodeType]:
 
 @dataclass(frozen=True)
 class FunctionCode:
-    """The syntax tree and call count of a function or cell; `nodes` skips inner definitions."""
+    """The syntax tree and call count of a function or cell; `nodes` enters no inner definition."""
 
     code: CodeType
     tree: ast.AST
@@ -217,7 +217,7 @@ class FunctionCode:
 
 
 def code_of(ran: Mapping[CodeType, int]) -> list[FunctionCode]:
-    """Return a FunctionCode for each function with known source, sorted by file and line.
+    """Return a FunctionCode for each function or cell with known source, sorted by file and line.
 
     Comprehensions are part of the functions around them.
     """
@@ -257,8 +257,8 @@ def dotted(node: ast.AST) -> str:
 class Situation:
     """The objects and measurements that a rule examines.
 
-    `cores` counts usable CPU cores. `names` has expressions for modules and loaders, by their id.
-    `settle` restores state. `trial_s` limits `ratio`. `found` has the earlier rules' opportunities.
+    `cores` counts usable CPU cores. `names` has code for modules and loaders, by their id.
+    `settle` restores state. `ratio` takes up to `trial_s`. `found` has opportunities found so far.
     """
 
     profile: Profile
@@ -295,7 +295,7 @@ class Situation:
         return sum(share for (spot, where), share in own if spot in spots and where in OF_LINES)
 
     def operators(self, *names: str) -> float:
-        """Return the share of operators whose names begin with one of `names`; 0 if not timed."""
+        """Return the time share of operators whose names begin with one of `names`; 0 if none."""
         found = [] if self.profile.costs is None else self.profile.costs.operators
         return sum(one.share for one in found if one.name.startswith(names))
 
@@ -305,7 +305,7 @@ class Situation:
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float:
         """Return the first call's time ÷ the second's, under no_grad; 0 if the first pair fails.
 
-        Times are medians of up to five more pairs in `trial_s`, else of the first. Calls `settle`.
+        Then up to five pairs run within `trial_s`; their medians count, if any. `settle` runs last.
         """
         pairs, begun_s = list[list[float]](), clock.now()
         with suppress(Exception), torch.no_grad():  # the model may refuse another number of rows

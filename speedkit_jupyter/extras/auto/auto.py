@@ -28,7 +28,7 @@ from speedkit_jupyter.torchglue.interrupts import interrupts_delayed, uninterrup
 
 # Default limit on the cost of races, as a share of the run's time.
 OVERHEAD = 0.02
-# The `Auto` objects of all threads; a global, because torch's hooks are process-wide.
+# The active `Auto` objects of all threads; a global, because torch's hooks are process-wide.
 RUNNING: list[Auto] = []
 
 
@@ -41,22 +41,22 @@ def auto(
     evaluation: str = "plan",
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Auto]:
-    """Race plans on this thread's loops in the block; a proven plan stays in force for its loop.
+    """Race plans (sets of optimizations) on this thread's loops; use plans that are proven faster.
 
     Loops are found as the block calls models and steps optimizers; each step trains exactly once.
-    A proven plan is stored, and later runs begin with the plan. The end of the block restores every
+    A proven plan is stored, and later runs begin with it. The end of the block restores every
     flag and object, and keeps the trained parameters.
 
     Args:
         model: Race only on loops that call this model or a part of the model (default: all loops).
         optimizer: Race only on loops that step this optimizer (default: all loops).
         overhead: The share of the run's time that the races may cost, from 0 to 1 (default 0.02).
-        evaluation: The plan for a training loop's evaluation, without gradients: the winner
+        evaluation: The plan for a training loop's calls without gradients (evaluation): the winner
             (`"plan"`, the default) or no plan (`"exact"`).
-        say: A function that gets each line for the user (default: the logger `speedkit_jupyter`).
+        say: Called with each line for the user (default: the logger `speedkit_jupyter`).
 
     Yields:
-        An `Auto`, which holds the races; in a nested block, the `Auto` of the outer block.
+        An `Auto`, which holds the races. A nested block has no effect and yields the outer `Auto`.
 
     Raises:
         ArgumentError: `model` is not a module, `optimizer` not an optimizer, `overhead` not from 0
@@ -92,8 +92,8 @@ def auto(
 class Auto:
     """The races of plans on the loops of one thread: the thread that calls `begin`.
 
-    `overhead` and `evaluation` are as in `auto`, whose block counts as a cell. `say` gets lines for
-    the user during a cell; `changed` gets the loop after each optimizer step of a known loop.
+    A cell lasts from `begin_cell` to `end_cell`. `overhead` and `evaluation` are as in `auto`.
+    In a cell, `say` gets lines for the user; `changed` gets a loop after each optimizer step.
     `busy` is a sentence if other programs used over 10 % of the CPU in the last cell, else empty.
     """
 
@@ -151,9 +151,9 @@ class Auto:
         self._discovery.begin()
 
     def end_cell(self, in_notebook: bool = True) -> list[str]:
-        """Stop racing until the next cell; a loop's winner, if it has one, stays in force.
+        """Stop racing until the next cell; the winner of each loop, if any, stays in force.
 
-        Return lines for the user: summaries of loops (with magics if `in_notebook`) and refusals.
+        Return summaries of the longer loops (with magics if `in_notebook`), then refusals.
         """
         if why := self._discovery.obstacle():
             self._refuse([], why)
@@ -172,7 +172,7 @@ class Auto:
 
     def _noting_loss(self, backward: Any) -> Callable[..., Any]:
         def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True  # in errors of the user's model
+            __tracebackhide__ = True  # hides this frame in errors of the user's model
             backward(tensors, *args, **kwargs)
             self._differentiated(tensors)
 
@@ -217,7 +217,7 @@ class Auto:
     # Discovery of new loops.
 
     def _discovered(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note an optimizer step of a new loop; add or refuse the loop once its period is known."""
+        """Note a new loop's optimizer step; add or refuse the loop once its period is known."""
         found = self._discovery
         found.begin()
         found.stepped(optimizer)
@@ -234,7 +234,7 @@ class Auto:
         found.end()
 
     def _predicts(self, model: torch.nn.Module) -> None:
-        """Add a loop for a model that only predicts, unless it has a loop or a measurement runs."""
+        """Add a loop for a model that only predicts; not for known models or in a measurement."""
         if not is_measuring() and not self._is_known(model):
             self._add([model], [], 0)
 

@@ -86,11 +86,11 @@ class Examiner:
                 self._hooks.append(one.register_hook(partial(_add, self._gradients, id(one))))
 
     def recorded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of the call `below`; record the call, unless it is beyond MOST_CALLS.
+        """Run a call by `below`, and record the call unless MOST_CALLS calls are recorded already.
 
         A call that raises an error, or whose own backward pass ends the recording, is not recorded.
         """
-        __tracebackhide__ = True  # in errors of the user's model
+        __tracebackhide__ = True  # hides this frame in errors of the user's model
         if len(self._calls) == MOST_CALLS:
             return below(*args, **kwargs)
         versions = _versions((args, kwargs))
@@ -117,7 +117,7 @@ class Examiner:
         return result
 
     def _copied(self, arguments: list[Any]) -> snapshot.Snapshot | None:
-        """Return a copy of non-tensor arguments; None without any, or with an obstacle (noted)."""
+        """Return a copy of objects in arguments; None without any or after noting an obstacle."""
         walk = Walk([] if self._is_large else [a for a in arguments if type(a) is not torch.Tensor])
         size = sum(getattr(one, "nbytes", 0) for one in walk.found.values())
         self._is_large |= len(walk.found) > snapshot.MOST_HELD or size > MOST_COPIED_BYTES
@@ -148,12 +148,12 @@ class Examiner:
         return "" if is_right or not rounding else None
 
     def reject(self, name: str, why: str) -> str:
-        """Note and return `why`, an objection to all plans with the plan's rounding ("": none)."""
+        """Note and return `why`, an objection to all plans that round like `name` ("" for none)."""
         self._outcomes[self._plans.rounding(name)] = why
         return why
 
     def examine(self, step_s: float) -> str | None:
-        """Repeat the recorded step under the plan; return an objection, "", or None to retry."""
+        """Repeat the step under the plan; return an objection, "" for none, or None to retry."""
         name, compiles = self.name, self._plans.is_compiled(self.name)
         # The first call of a compiled plan loads the code.
         most_s = math.inf if compiles else TOO_SLOW * step_s + TOO_SLOW_S
@@ -200,7 +200,7 @@ class Examiner:
                 self.is_repeating, self.seconds = False, clock.now() - begun_s
 
     def not_examined(self, why: str) -> str | None:
-        """Count a failure; return an objection from a plan's MOST_EXAMINATIONS on, else None."""
+        """End the recording, count a failure; return an objection at MOST_EXAMINATIONS, or None."""
         self.end()
         self._failures[self.name] += 1
         is_over = self.name and self._failures[self.name] >= MOST_EXAMINATIONS
@@ -299,7 +299,7 @@ def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
 
 
 def _is_plain(result: Any) -> bool:
-    """Return whether a leaf of the results is a tensor, an array, or a dataclass."""
+    """Return whether one of a call's results is a tensor, a NumPy array or a dataclass."""
     return isinstance(result, (torch.Tensor, np.ndarray)) or is_dataclass(result)
 
 
@@ -310,7 +310,7 @@ def _add(table: dict[int, torch.Tensor], key: int, gradient: torch.Tensor) -> No
 
 
 def _apart(value: Any) -> Any:
-    """Return a tensor with a graph, which backward() freed, as a new leaf; others unchanged."""
+    """Return a new leaf for a tensor that requires grad (its graph may be freed), else `value`."""
     is_tensor = isinstance(value, torch.Tensor) and value.requires_grad
     return value.detach().requires_grad_() if is_tensor else value
 

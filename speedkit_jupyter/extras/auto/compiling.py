@@ -18,7 +18,7 @@ from speedkit_jupyter.extras.auto.steps import Remaining
 from speedkit_jupyter.rounds import clock
 
 # Expected cost to the loop: TRACING_S seconds to trace the model, and two shares of compile time.
-# The compiling process slows the loop down (SLOWED), and its code takes time to load (LOADING).
+# The compiling process slows the loop down (SLOWED); compiled code takes time to load (LOADING).
 # COMPILING_S is the estimated compile time in seconds for a model that is not on a CPU.
 TRACING_S, SLOWED, LOADING, COMPILING_S = 1.5, 0.1, 0.25, 20.0
 # Expected share of time that a compiled plan saves; fewest steps in a cell before compiling.
@@ -42,10 +42,10 @@ class BackgroundCompile:
         self._cost_s = TRACING_S + (SLOWED + LOADING) * compiling_s
 
     def is_due(self, race: Race, steps: int) -> bool:
-        """Return whether to trace the next step (after `steps` in the cell); if so, pause the race.
+        """Pause the race and return True if the step after `steps` of the cell must be traced.
 
         An earlier run's compiled winner is due at once; a settled race's leader is due after
-        COMPILE_AFTER_STEPS, once the race affords it. The expected gain must pay for compiling.
+        COMPILE_AFTER_STEPS, once the race affords that. The expected gain must pay for compiling.
         """
         plans = self._plans
         if self.name or not plans.can_compile:
@@ -68,12 +68,12 @@ class BackgroundCompile:
         return next(filter(self._plans.is_compiled, self._plans.learned), "")
 
     def choose(self, leader: str, draws: bool) -> None:
-        """Set `name` to the plan to compile; `draws` is true if its calls draw random numbers."""
+        """Set `name` to the plan to compile; `draws` is true if the model draws random numbers."""
         self.name = self._plans.compiled(self._learned or leader, draws)
 
     @contextmanager
     def tracing(self) -> Iterator[None]:
-        """Trace the calls in the block, then start the compiling processes."""
+        """Trace the calls in the block under the plan, then start the compiling processes."""
         codes: list[CompiledCode] = []
         with self._plans.acting(self.name), ExitStack() as stack:
             for context in self._plans.contexts_of(self.name):
@@ -89,7 +89,7 @@ class BackgroundCompile:
         self._begun_s, self.is_running = clock.now(), True
 
     def outcome(self, may_go_on: bool) -> str | None:
-        """Return why compiling failed, "" if done, else None; stop compiling unless `may_go_on`."""
+        """Return "" once compiled, why it failed, or None until then; end it unless `may_go_on`."""
         is_done = self.is_running and all(one.is_done() for one in self._compilers)
         if not self.is_running or (may_go_on and not is_done):
             return None

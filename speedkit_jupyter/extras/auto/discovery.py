@@ -17,7 +17,7 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.private import current_node, is_transforming
 from speedkit_jupyter.torchglue.storage import tensors_in
 
-# Maximum number of optimizer steps in one loop step (the period), which counts once it repeats.
+# Maximum number of optimizer steps in one loop step: the period after which their order repeats.
 MOST_IN_A_PERIOD = 8
 # Minimum number of optimizer steps, or of calls without gradients, before a race begins.
 FIRST_STEPS = 3

@@ -27,12 +27,12 @@ LOOKS = (5, 10, 15, 22, 33)
 WORTH, SLOWER_ROUNDS = 1.02, 3
 # A rival's block ends early if LEAST_STEPS or more timed steps all take over HOPELESS times the
 # leader's usual time, or the first two of its first block HOPELESS_AT_ONCE times. Only steps longer
-# than the leader's slowest count. One step alone ends the block if it takes TOO_LONG_S seconds
-# longer, and longer than the race may cost so far. The round then drops the rival if it takes over
-# HOPELESS_AT_ONCE times as long as the leader, or over HOPELESS times as long as a proven leader.
+# than the leader's slowest count. One step alone ends the block if it takes longer by TOO_LONG_S
+# seconds and by more than the race may cost so far. The round then drops the rival if the rival's
+# time is over HOPELESS_AT_ONCE times the leader's, or over HOPELESS times a proven leader's.
 HOPELESS, HOPELESS_AT_ONCE, TOO_LONG_S = 1.4, 4.0, 1.0
 # A rival is likely faster if it was LIKELY times as fast in each of LIKELY_ROUNDS or more rounds.
-# Steps between rounds then use its plan, and further blocks have one timed step.
+# Steps between rounds then run under the rival, and further blocks have one timed step.
 LIKELY, LIKELY_ROUNDS = 1.2, 2
 
 
@@ -40,7 +40,7 @@ LIKELY, LIKELY_ROUNDS = 1.2, 2
 class Block:
     """Consecutive steps of one plan.
 
-    `ratios` holds each step's time divided by `usual_s`, the leader's usual time for this kind.
+    `ratios` holds each step's time ÷ `usual_s`, the leader's usual time for a step of that kind.
     `slower` are the same ratios, but 0 for a step that is not longer than the leader's slowest.
     `wall_s` are the seconds of all steps; other programs delayed them by at most `delay_s`, as
     `load` measured. `has_left` is true if the block ended early.
@@ -61,7 +61,7 @@ class Block:
         self.slower.append(seconds / usual_s * is_slowest)
 
     def seems_slow(self, is_first: bool, most_s: float) -> bool:
-        """Return whether steps are far slower, or the last took TOO_LONG_S and `most_s` longer."""
+        """Return whether to end the block early (HOPELESS); the race may cost `most_s` seconds."""
         timed = self.slower[LEAD:]
         if is_first and timed and min(self.slower) > HOPELESS_AT_ONCE:
             return True
@@ -91,11 +91,11 @@ class Block:
 
 @dataclass
 class Duel:
-    """Rounds of a plan against the leader; the race may have `duels` duels, including past duels.
+    """Rounds of a plan against the leader, one of at most `duels` duels in the race.
 
     `pairs` are the relative times of the blocks, the leader's first, and `calm` the pairs of rounds
     that no other program delayed. `lost_s` are the seconds that the duel has cost. `were_delayed`
-    is true if other programs delayed a last, hopeless round, or most rounds of a noisy duel.
+    is true if other programs delayed a hopeless duel's last round, or most rounds of a noisy duel.
     """
 
     leader: str
@@ -107,13 +107,13 @@ class Duel:
     were_delayed: bool = False
 
     def steps(self, step_s: float, switch_s: float) -> int:
-        """Return a block's number of steps with lead-in; a change of the plan takes `switch_s`."""
+        """Return a block's number of steps with LEAD; a change of the plan takes `switch_s`."""
         steps = max(BLOCK_S, SWITCHES * switch_s) / max(step_s, 1e-6)
         timed = math.ceil(min(max(steps, LEAST_STEPS), MOST_STEPS))
         return LEAD + (1 if self.is_likely else timed)
 
     def note(self, leader: Block, rival: Block, is_proven: bool) -> Ratio | str:
-        """Note a round; return proof that the rival is faster, why it is dropped, or ""."""
+        """Note a round; return proof of a faster rival, why to drop the rival, or "" to go on."""
         pair = leader.relative, rival.relative
         self.were_delayed = leader.was_delayed or rival.was_delayed
         self.pairs.append(pair)

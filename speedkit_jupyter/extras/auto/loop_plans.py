@@ -40,9 +40,9 @@ MOST_PLANS = 8
 class LoopPlans:
     """The plans for the models and optimizers of one loop, and the plan in force.
 
-    `candidates` holds the plans by name, and `facts` the models' facts without a plan. `learned`
-    has the proof of an earlier run's winner, by name. `trains` is false for models that only
-    predict, which have no optimizers here.
+    `candidates` holds the plans by name, and `facts` describes each model as it is without a plan.
+    `learned` has the proof of an earlier run's winner, by name. `trains` is false for models that
+    only predict, which have no optimizers here.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class LoopPlans:
                 self._contexts[name] = [
                     prepare(model, config, holding(optimizers, model)) for model in models
                 ]
-            for context in self._contexts[name]:  # a race, unlike a benchmark, would break views
+            for context in self._contexts[name]:  # else a race would break the user's views
                 channels_last.note_views(context.target)
         return self._contexts[name]
 
@@ -189,7 +189,7 @@ class LoopPlans:
 
     @property
     def was_restored(self) -> bool:
-        """Return whether the user has restored the applied winner, or applied another plan."""
+        """Return whether the user has undone the applied winner, or applied another plan."""
         return any(not one.active for one in self._applied)
 
     @interrupts.uninterrupted()
@@ -209,7 +209,7 @@ class LoopPlans:
     # --- learned plans ---
 
     def look_up(self, args: Any, kwargs: Any) -> str:
-        """At the first call, add an earlier winner; return its uncompiled part's name or ""."""
+        """At the first call, add an earlier winner; return its name without compile, or ""."""
         if self._task is not None:
             return ""
         optimizers = tuple(str(one) for facts in self.facts for one in facts.optimizers)

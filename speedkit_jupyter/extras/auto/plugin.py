@@ -29,7 +29,7 @@ OFF = "auto is off; flags, models and optimizers are as they were, and what was 
 
 
 class CellRaces:
-    """The races in a shell's cells: a live line while a cell runs, and a summary after it."""
+    """The races in a shell's cells, with a live line during a cell and a summary after the cell."""
 
     def __init__(self, shell: Any, arguments: Namespace) -> None:
         self._shell = shell
@@ -76,7 +76,7 @@ class CellRaces:
             self.auto.begin_cell()
 
     def _after(self, result: Any = None) -> None:
-        """Show the summary of a cell's loops, if the cell was watched."""
+        """If the cell was watched, end its races; record and, unless quiet, show the summaries."""
         if self.auto.is_paused:
             return
         lines, told = [*self.auto.end_cell(), *self._lines], ""
@@ -93,7 +93,7 @@ class CellRaces:
             display(Document(lines[0], ["\n".join(lines[1:])]))
 
 
-# A global, because torch's hooks are process-wide.
+# The object that is on, if any; a global, because torch's hooks are process-wide.
 _RUNNING: list[CellRaces] = []
 
 
@@ -150,7 +150,7 @@ def run_cell(names: Names, session: Session, arguments: Namespace, source: str) 
 
 
 def _run(shell: Any, source: str) -> None:
-    """Run a cell inside a cell; raise its error, whose traceback shows only the user's lines."""
+    """Run `source` as a cell inside a cell; raise any error, with only the user's lines shown."""
     show = shell.showtraceback, shell.showsyntaxerror
     shell.showtraceback = shell.showsyntaxerror = lambda *args, **kwargs: None
     try:
@@ -165,7 +165,7 @@ def _run(shell: Any, source: str) -> None:
     if not hasattr(error, "_render_traceback_"):
         kind, trace, formatter = type(error), error.__traceback__, shell.InteractiveTB
         lines = formatter.structured_traceback(kind, error, trace, tb_offset=1)
-        vars(error)["_render_traceback_"] = lambda: lines  # a cycle with `error` would keep models
+        vars(error)["_render_traceback_"] = lambda: lines  # not `error`: a cycle would keep models
     raise error
 
 

@@ -22,10 +22,10 @@ BASELINE = "baseline"
 # that has raced no round is slower.
 SWITCH_S, UNKNOWN_LOSS = 3e-4, 0.05
 # A race may cost the share `overhead` of the time so far, and in advance that share of the expected
-# rest (at most AHEAD times the time so far), up to one step plus AHEAD_S seconds. While a plan
-# waits for its examination, another duel may cost MEANWHILE times that, or more if likely faster.
+# rest (at most AHEAD times the time so far), up to one step plus AHEAD_S seconds. Before a plan's
+# examination, another duel may cost MEANWHILE times the examination, or more if likely faster.
 AHEAD, AHEAD_S, MEANWHILE = 20.0, 0.01, 0.25
-# Number of recent steps, by plan and kind of batch, with which later steps are compared.
+# Number of recent steps to keep for each plan and kind of batch; later steps are compared to them.
 KEPT_STEPS = 64
 
 
@@ -35,7 +35,7 @@ class Race:
     Rounds and examinations begin only if the share `overhead` of the run pays for them (see AHEAD);
     `remaining` estimates the seconds left from the seconds so far. `objection(name)` returns why a
     plan may not race: "" if it may, None before its examination of `examination_s(name)` seconds.
-    `load` measures delays like `Interruptions`. `leader` is the proven plan, at first BASELINE;
+    `load` measures delays by other programs. `leader` is the proven plan, at first BASELINE;
     `active` is the plan of the current step, `proof` the baseline's time divided by the leader's
     (None while BASELINE leads). `reasons` has the reason why each plan left the race.
     `waiting` are the plans without a result, in the order of the race; `again` are plans that race
@@ -73,7 +73,7 @@ class Race:
 
     @property
     def active(self) -> str:
-        """Return the block's plan; between rounds, the leader or a rival that is likely faster."""
+        """Return the current block's plan; without one, a likely faster rival or the leader."""
         if self._blocks:
             return self._blocks[-1].name
         return self.duel.rival if self.duel is not None and self.duel.is_likely else self.leader
@@ -105,7 +105,7 @@ class Race:
         return self.active
 
     def to_examine(self) -> str:
-        """Return the plan to examine next; "" in a round, or until the race affords the time."""
+        """Return the plan to examine next; "" for none, in a round, or if it costs too much now."""
         name = "" if self._blocks else self._unexamined(self.waiting)
         return name if name and self.affords(self._examination_s(name)) else ""
 
@@ -135,7 +135,7 @@ class Race:
         return median(times) if times else 0.0
 
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
-        """Count seconds as lost; above `expected_s` they are one-time costs and delay no round."""
+        """Count seconds as lost; any above `expected_s` are one-time costs and delay no round."""
         self.lost_s += seconds
         self._once_s += max(0.0, seconds - expected_s)
 
@@ -148,7 +148,7 @@ class Race:
         return ahead_s <= self.overhead * rest_s
 
     def switched(self, seconds: float) -> None:
-        """Charge a change of the plan; update `switch_s`, a moving average with capped outliers."""
+        """Charge race and duel for a change of the plan; update the moving average `switch_s`."""
         self.switch_s = 0.7 * self.switch_s + 0.3 * min(seconds, 2 * self.switch_s)
         self._charge_duel(seconds)
 
@@ -185,14 +185,14 @@ class Race:
             self._begin_block(self._random.choice([duel.rival, duel.leader]))
 
     def _begin_block(self, name: str) -> None:
-        # Not for short steps: reading delays takes 0.2 ms, and many rounds fit between two delays.
+        # Short steps get no load: reading it takes 0.2 ms, and many rounds fit between delays.
         load = self.load if self.step_s >= BLOCK_S else None
         if load is not None:
             load.begin()
         self._blocks.append(Block(name, load))
 
     def _next_duel(self) -> Duel | None:
-        """Return a duel of a likely faster rival or the next plan, or None; drop refused plans."""
+        """Return the next round's duel, or None if no plan may race; drop plans with objections."""
         if self.duel is not None and self.duel.is_likely:
             return self.duel
         for rival in [*self.waiting]:
@@ -209,8 +209,8 @@ class Race:
     def _affords_round(self, duel: Duel) -> bool:
         """Return whether the race affords a round, or the round costs at most `overhead` of itself.
 
-        An untried rival counts as slower by UNKNOWN_LOSS, or by the leader's gain if it is larger.
-        False if an unexamined plan comes first, and the duel has used its allowance (MEANWHILE).
+        A rival without a round counts as slower by UNKNOWN_LOSS, or the leader's gain if larger.
+        Return False if an earlier plan waits for its examination and the duel has used MEANWHILE.
         """
         ahead = self._unexamined(self.waiting[: self.waiting.index(duel.rival)])
         if ahead and not duel.is_likely and duel.lost_s > MEANWHILE * self._examination_s(ahead):

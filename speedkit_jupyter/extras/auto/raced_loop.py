@@ -60,7 +60,7 @@ class RacedLoop:
         self._evaluates = 0  # watched steps until the winner is applied again
         self.is_paused, self._began_s = False, clock.now()
         self._users_errors: set[type[Exception]] = set()
-        # The plan to examine in the next step; "" to trace it for the compiler; None for neither.
+        # The plan to examine in the next step; "" to trace the step to compile; None for neither.
         self._to_record: str | None = None
         self._compile = BackgroundCompile(self.plans, remaining)
         self.race = self._race_of([*self.plans.candidates], overhead)
@@ -83,11 +83,11 @@ class RacedLoop:
     # A step's beginning.
 
     def _call(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Return a call's result under the plan in force; the first call of a step begins it."""
-        __tracebackhide__ = True  # in errors of the user's model
+        """Run a model's call under the plan in force; the first call of a step begins the step."""
+        __tracebackhide__ = True  # hides this frame in errors of the user's model
         if self._examiner.is_repeating or current_node() is not None:  # a checkpoint recomputes
             return below(*args, **kwargs)
-        if not self.trains and needs_gradients(module, args, kwargs):  # the race compares none
+        if not self.trains and needs_gradients(module, args, kwargs):  # no gradients are checked
             return self._plainly(module, below, args, kwargs)
         if self.is_paused:
             return self._guarded(module, below, args, kwargs)
@@ -130,7 +130,7 @@ class RacedLoop:
         self._step = TimedStep(self._kinds.of(args, kwargs), self.plans.device)
 
     def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Return a call's result; drop a plan that fails or keeps bf16 or fp16, and call again."""
+        """Run a call; drop a plan that causes an error or keeps bf16 or fp16, and call again."""
         __tracebackhide__ = True
         name = self.plans.in_force
         if self.plans.lowers(name) and self._hooks != (now := sum(map(len, self._hooked))):
@@ -178,7 +178,7 @@ class RacedLoop:
     # A step's end.
 
     def differentiated(self, loss: Any) -> None:
-        """Note the loss of a backward pass; examine a plan if the step is recorded."""
+        """Note the loss of a backward pass; if the step is recorded, repeat its calls."""
         if not self._calls or self._is_only_counted:
             return
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
@@ -277,7 +277,7 @@ class RacedLoop:
 
     @hide_when_interrupted
     def _examine(self) -> None:
-        """Repeat the recorded step under the plan that races next, or trace it for the compiler."""
+        """If a step is recorded, repeat it under the next plan, or trace it for the compiler."""
         examiner, name = self._examiner, self._examiner.name
         if not examiner.is_recording:
             return
@@ -318,7 +318,7 @@ class RacedLoop:
     def _force(self, name: str, proof: Ratio | None = None) -> None:
         """Put the plan `name` into force; charge the race, and drop the plan if it fails.
 
-        With a proof the plan is applied, so that reports show it, and stored.
+        With a proof, also apply the plan, so that reports show it, and store the plan.
         """
         race, plans, begun_s = self.race, self.plans, clock.now()
         if name != plans.in_force:
@@ -351,7 +351,7 @@ class RacedLoop:
         self._force(self.race.pause(), self.race.proof)
 
     def end(self) -> None:
-        """Restore everything except the trained parameters."""
+        """End race and compiling; restore everything except the trained parameters."""
         self.pause()
         self._compile.end()
         self._force(BASELINE)

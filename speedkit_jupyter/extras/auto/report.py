@@ -25,7 +25,7 @@ LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
 
 
 def report(loop: RacedLoop | None, refused: Iterable[str] = (), busy: str = "") -> Document:
-    """Return the report of a loop's race: its line, plot and plans; without a loop: refusals."""
+    """Return the report of a loop's race: line, plot and plans; without a loop, the refusals."""
     if loop is None:
         return Document(WAITING, list(refused))
     headline = summary(loop, busy=busy) if loop.totals.steps else live_line(loop)

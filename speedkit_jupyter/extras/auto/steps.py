@@ -60,7 +60,7 @@ class Beat(Call):
         return passed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # in errors of the user's model
+        __tracebackhide__ = True  # hides this frame in errors of the user's model
         if torch.compiler.is_compiling() or is_transforming() or not self.acts():
             return self.below(*args, **kwargs)
         has_gradients = torch.is_grad_enabled()
@@ -140,7 +140,7 @@ class TimedStep:
 
 
 def event(device: torch.device) -> Any:
-    """Return a new timing event of the device, so that no step waits; on a CPU, a HostEvent."""
+    """Return a new timing event of the device, which no step waits for; on a CPU, a HostEvent."""
     if device.type == "cpu":
         return HostEvent()
     return torch.get_device_module(device).Event(enable_timing=True)

@@ -11,7 +11,7 @@ from speedkit_jupyter.support.tracebacks import P, R
 
 
 def hide_when_interrupted(hook: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a hook to hide its frames in Ctrl-C's traceback; IPython always shows the last frame."""
+    """Wrap a hook to hide its frames in Ctrl-C's traceback; else IPython shows the last one."""
 
     @wraps(hook)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

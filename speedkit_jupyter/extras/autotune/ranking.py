@@ -43,7 +43,7 @@ TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "GROUP_M")
 
 @dataclass(frozen=True)
 class DeviceName:
-    """A device's name and its `units`: a GPU's multiprocessors, a CPU's torch threads, else 1."""
+    """A device's name and number of units: multiprocessors of a GPU, threads on a CPU, else 1."""
 
     name: str
     units: int
@@ -64,7 +64,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Problem:
-    """A matrix product on a device; `inputs[left]` is the left matrix."""
+    """A matrix product of shape `output` on a device; `inputs[left]` is the left matrix."""
 
     op: str
     left: int
@@ -86,7 +86,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class KernelSearch:
-    """Timings in ms by kernel, all `offered` kernels, and the duration of the search in seconds."""
+    """A search: timings in ms by kernel, all `offered` kernels, and the search's seconds."""
 
     problem: Problem
     offered: tuple[str, ...]
@@ -108,7 +108,7 @@ def label(choice: Any) -> str:
 
 
 def problem_of(choices: Sequence[Any]) -> Problem | None:
-    """Return the kernels' product, or None: dynamic or 1-D, equal labels, no kernel in LIBRARY."""
+    """Return the kernels' product; None if dynamic, 1-D, not in LIBRARY, or with equal labels."""
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
         return None
@@ -181,7 +181,7 @@ class Ranking:
         )
 
     def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[tuple[list[str], float]]:
-        """Yield the best 1 to MOST_KERNELS kernels (never all), and the share of agreeing trees."""
+        """Yield the best 1 to MOST_KERNELS kernels (never all) and the share of agreeing trees."""
         rows = np.array([self._features(problem, label) for label in labels])
         each = np.array([tree.predict(rows) for tree in self._forest.estimators_])
         order, right = each.mean(0).argsort(), each.min(1) + math.log1p(NEAR)

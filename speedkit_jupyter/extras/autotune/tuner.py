@@ -57,7 +57,7 @@ class Model:
 
 
 def models(name: str | None = None) -> list[Model]:
-    """Return a Model with the whole searches of each device (only `name`, if given) and version."""
+    """Return a Model per device (or for `name`) and version; omit searches with few timings."""
     groups: dict[tuple[str, str], list[ranking.KernelSearch]] = {}
     for kept in database.kept("search", name):
         search = _read(SEARCH, kept.value)
@@ -69,7 +69,7 @@ def models(name: str | None = None) -> list[Model]:
 
 
 def _read(kind: TypeAdapter[Any], value: Mapping[str, Any]) -> Any:
-    """Return an entry's search or calibration; None if damaged or in another format."""
+    """Return a stored search or calibration; None if it is damaged or in another format."""
     try:
         return kind.validate_python(value)
     except ValidationError:
@@ -85,7 +85,7 @@ def trained(model: Model) -> ranking.Calibration:
 class Tuner:
     """Record, replay or predict this process's searches; after an error (`problem`) do nothing.
 
-    Without `confidence`, nothing is predicted. Below `confidence`, `fallback` times all kernels.
+    Without `confidence`, predict nothing; below it, time all kernels, or few without `fallback`.
     """
 
     def __init__(self, confidence: float | None = None, fallback: bool = True) -> None:
@@ -211,7 +211,7 @@ def detected(device: torch.device | str | None = None) -> str:
 
 @hide_internal_frames
 def record() -> Counted:
-    """Record searches until `off()`, and replay recorded searches; return the live counts."""
+    """Record max-autotune's searches, and replay known ones, until `off()`; return live counts."""
     return start(Tuner())
 
 
@@ -220,8 +220,8 @@ def predictions(confidence: float = 0.95, fallback: bool = True) -> Iterator[Cou
     """Time only the likely fastest kernels in the block, and replay recorded searches.
 
     Args:
-        confidence: Least share of right predictions, 0 to 1.
-        fallback: Below the confidence, time all kernels; if False, MOST_KERNELS of known products.
+        confidence: Least expected share of right predictions, 0 to 1.
+        fallback: Below the confidence, time all kernels; if False, the best three, if predictable.
 
     Yields:
         The counts, which the block's searches update.

@@ -91,7 +91,7 @@ class Recomputed(Call):
     """A layer around a block, whose activations `torch.utils.checkpoint` recomputes.
 
     Nothing is recomputed if gradients are disabled, torch forbids hooks on saved tensors, an
-    argument may change, or forward hooks exist, because they must run only once.
+    argument may change, or the block has forward hooks, which must run only once.
     """
 
     recomputes = True
@@ -112,7 +112,7 @@ class Recomputed(Call):
         return result
 
     def _is_passed_an_object(self, leaves: Sequence[Any]) -> bool:
-        """Return whether an argument is an object that may change, like a cache; if so, note it."""
+        """Return True and add a note if an argument is an object that may change, like a cache."""
         for leaf in leaves:
             is_own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
             if is_own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
@@ -125,7 +125,7 @@ class Recomputed(Call):
 def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[..., Any]:
     """Return a function that calls the block; later calls use the small buffers' first values.
 
-    They restore the current values afterwards, and raise SpeedKitError if weights or modes changed.
+    Later calls restore the current values, and raise SpeedKitError if weights or modes changed.
     """
     weights, modes, is_first = [*block.parameters()], _modes(block), True
     before = marks(weights)
@@ -157,6 +157,6 @@ def _modes(block: torch.nn.Module) -> list[Any]:
 
 
 def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Write buffers by `.data`, because autograd may have saved them for the backward pass."""
+    """Write buffers by `.data`, so that autograd accepts the buffers that it saved for backward."""
     for buffer, value in zip(buffers, values, strict=True):
         buffer.data.copy_(value)

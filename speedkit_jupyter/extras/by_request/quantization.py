@@ -32,7 +32,7 @@ OLDEST, SINCE = (0, 10), (0, 18)
 
 
 class Quantization(Optimization):
-    """The base class of entries that replace linear layers, or their weights, with torchao's."""
+    """The base class of switches that replace linear layers, or their weights, with torchao's."""
 
     effect = Effect.CHANGES_MODEL
     before = "cuda_graphs"
@@ -116,7 +116,7 @@ class Quantization(Optimization):
         return Snippet(comment, imports, model=model)
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        """Return replacements by owning module, and MERGE for peft; add a note if none fits."""
+        """Return replacements by owning module, with peft's merge; add a note if no layer fits."""
         layers = self._layers(target)
         made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
         if not made:
@@ -196,7 +196,7 @@ def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:
 
 
 def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
-    """Return whether a Linear without hooks or own forward has a float weight not in `stepped`."""
+    """Return whether a Linear, unpatched and without hooks, has a float weight not in `stepped`."""
     weight = own_weight(layer) if "weight" in parameter_table(layer) else None
     if type(weight) is not torch.nn.Parameter or type(layer) is not torch.nn.Linear:
         return False
@@ -205,7 +205,7 @@ def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
     return is_known and id(weight) not in stepped and not is_watched
 
 
-# --- the entries ---
+# --- the switches ---
 
 
 INT8 = {"dynamic": "Int8DynamicActivationInt8WeightConfig", "weights": "Int8WeightOnlyConfig"}
@@ -272,7 +272,7 @@ convert_to_float8_training(
 
 
 class Float8(Quantization):
-    """Use torchao's layers, which round weights, inputs and gradients before each product."""
+    """Use torchao's layers, which round weights, inputs and gradients to float8 in products."""
 
     name = "float8"
     summary = "linear layers in 8-bit floating point, by torchao"

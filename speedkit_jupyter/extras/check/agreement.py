@@ -26,7 +26,7 @@ SMALL = 1e-2
 
 
 class TensorDifference(NamedTuple):
-    """A tensor's deviation, its worst row, column, element; `differing` counts unequal integers."""
+    """A tensor's deviation, errors of its worst row, column, element; count of unequal integers."""
 
     distance: float = 0.0
     scale: float = 0.0
@@ -41,7 +41,7 @@ class TensorDifference(NamedTuple):
 class RoundingLimits:
     """The rounding errors of each tensor at one size: the largest deviations from float64.
 
-    Runs of the reference `side`, plain and rounded, show them. `values` are typical results.
+    Plain and rounded runs of the reference `side` give these errors. `values` are typical results.
     """
 
     def __init__(self, side: Side, precision: str, values: Values) -> None:
@@ -54,7 +54,7 @@ class RoundingLimits:
         self._known: dict[str, TensorDifference] = {}
 
     def truth(self, drawn: CallInputs, own: CallResult) -> Values:
-        """Return a call's float64 values, or `own.values` if float64 fails; widen the limits."""
+        """Return float64 values of the call (`own.values` if that fails), and widen the limits."""
         wide, is_plain = drawn.copied(wide=True), self._precision == "fp32"
         truth = self._run(own, wide, self._wide) or own
         self._add(own.values, truth.values)
@@ -68,7 +68,7 @@ class RoundingLimits:
     def _run(
         self, own: CallResult, drawn: CallInputs, *around: Callable[[], AbstractContextManager[Any]]
     ) -> CallResult | None:
-        """Return the reference's result in `around`; None on an error, or if shapes differ."""
+        """Run the reference in the contexts `around`; return None on an error or other shapes."""
         with suppress(Exception):
             _, (found,) = self._side.calls([drawn], *around)
             first, second = ({n: t.shape for n, t in one.values.items()} for one in (found, own))
@@ -119,7 +119,7 @@ class RoundingLimits:
             if name in parts:
                 part = parts[name]
                 floor = max(least if name.startswith(GRADIENT) else 0.0, self._usual.get(name, 0.0))
-                # If values cancel, errors of elements depend on terms of unknown sizes: no check.
+                # If values cancel, terms of unknown size cause the errors: elements go unchecked.
                 both = (one, other) if part.mean >= SMALL * floor else (None, None)
                 worst = _worst_parts(*both, max(part.mean, floor))
                 found[name] = TensorDifference._make((*part.deviation(floor), *worst, 0, part.size))
@@ -136,7 +136,7 @@ def _is_floating(one: torch.Tensor | None) -> bool:
 def _worst_parts(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, typical: float
 ) -> list[float]:
-    """Return relative errors of the worst row, column, element, or 0; `typical`: the least RMS."""
+    """Return errors of the worst row, column, element ÷ RMS (at least `typical`), or 0 if none."""
     if tensor is None or reference is None or not reference.numel():
         return [0.0] * 3
     wide = torch.promote_types(reference.dtype, torch.float32)
@@ -154,7 +154,7 @@ def _worst_parts(
 
 
 def form_faults(found: CallResult, own: CallResult) -> list[str]:
-    """Return the call's faults and its differences from `own` in type, NaN, aliases or writes."""
+    """Return the faults of `found`, and differences from `own` in types, NaN, aliases, writes."""
     faults = list(found.faults)
     for name in {**own.forms, **found.forms}:
         mine, theirs = found.forms.get(name), own.forms.get(name)

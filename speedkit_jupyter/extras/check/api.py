@@ -56,10 +56,10 @@ def check(
         sizes: names of built-in sizes (single, small, odd, realistic: each is batch, heads, length,
             head_dim; default: all), or a dict of your own sizes by name.
         gradients: if False, only the forward pass is compared and timed.
-        budget_s: seconds for all sizes together (default 30).
+        budget_s: seconds for all sizes together (default 30); if short, later sizes are skipped.
 
     Returns:
-        A `Check`: `passed`, `faults`, `to_dict()`, and a report in a notebook.
+        A `Check`: `passed` (equal within rounding at each size not skipped), `faults` and times.
 
     Raises:
         ArgumentError: `candidate`, `reference`, `inputs` or a size is invalid.
@@ -110,7 +110,7 @@ def _callable(label: str, value: Any) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """Return `value`, or the object that `file.py:name` names (of a Module class, an instance)."""
+    """Return `value`; for "file.py:name", run the file and return the object or new Module."""
     if not (isinstance(value, str) and ".py:" in value):
         return value
     path, _, name = value.rpartition(":")

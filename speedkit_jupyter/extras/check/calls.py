@@ -43,7 +43,7 @@ class CallResult:
 
 
 class Side:
-    """The candidate (`watched`) or the reference; `close` undoes patches and resets the module."""
+    """The candidate (`watched`) or reference; `close` undoes patches and resets module weights."""
 
     def __init__(
         self, function: Callable[..., Any], gradients: bool, watched: bool = False
@@ -66,7 +66,7 @@ class Side:
 
     def _put_back(self) -> list[str]:
         if self._watch is None:
-            PatchWatch()  # scans torch, too: the next blocks of both sides meet equally cold caches
+            PatchWatch()  # scans torch, too, so that both sides begin with equally cold caches
         return self._watch.changes() if self._watch else []
 
     def _set(self, values: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class Side:
     def calls(
         self, drawn: Sequence[CallInputs], *around: Callable[[], AbstractContextManager[Any]]
     ) -> tuple[float, list[CallResult]]:
-        """Return the total seconds of calls on copies of these inputs, and the copied results."""
+        """Set the weights and run calls on copies of `drawn`; return total seconds and results."""
         if self._is_watched and not self._watch:  # not before: the reference's imports may patch
             self._watch = PatchWatch()
         given = [one.copied(gradients=self._gradients) for one in drawn]
@@ -113,7 +113,7 @@ class Side:
         return parts
 
     def _compared(self, state: Values, drawn: CallInputs) -> Values:
-        """Return the compared parameters or buffers; none if the sides' names or shapes differ."""
+        """Return parameters or buffers to compare; none if the sides' names or shapes differ."""
         return {name: tensor for name, tensor in state.items() if name in drawn.weights}
 
     def _copied(
@@ -157,7 +157,7 @@ class Side:
 
 
 class PatchWatch:
-    """Watch WATCHED and torch's flags; `changes` undoes and returns changes, except by torch."""
+    """Watch WATCHED and torch's flags; `changes` undoes and lists changes, but not torch's own."""
 
     def __init__(self) -> None:
         self._before = [(owner, _functions(owner)) for owner in WATCHED]

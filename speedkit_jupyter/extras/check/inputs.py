@@ -39,7 +39,7 @@ def places(value: Any, name: str = "output") -> dict[str, Any]:
 
 
 def form(value: Any) -> str:
-    """Return a value's repr, or class, dtype, shape and device; with UNKNOWN if incomparable."""
+    """Return a description of a value, ending in UNKNOWN if check() can't compare the value."""
     kind = type(value)
     if _is_dense(value):
         dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
@@ -122,7 +122,7 @@ class CallInputs:
         return found
 
     def copied(self, wide: bool = False, gradients: bool = False) -> CallInputs:
-        """Return copies, in float64 if `wide`; float and complex inputs require grad on request."""
+        """Return copies, doubles if `wide`; if `gradients`, float and complex ones require grad."""
 
         def copy(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -136,7 +136,7 @@ class CallInputs:
         return replace(self, arguments=tree_map(copy, dict(self.arguments)), cotangents=cotangents)
 
     def written(self, given: CallInputs) -> list[str]:
-        """Return the names of inputs and incoming gradients that the call changed in `given`."""
+        """Return the names of inputs and incoming gradients that a call on `given` changed."""
         names = {n: (part, given.inputs.get(n)) for n, part in self.inputs.items()}
         for name, one in self.cotangents.items():
             names[f"incoming gradient of {name}"] = one, given.cotangents[name]
@@ -162,7 +162,7 @@ class InputSource:
     def draw(self, size: Any, outputs: Values | None = None, expanded: bool = False) -> CallInputs:
         """Seed torch; return new inputs and weights, and random incoming gradients for `outputs`.
 
-        With `expanded`, gradients have a stride of 0. Raises ArgumentError for invalid inputs.
+        With `expanded`, the gradients have a stride of 0. Raises ArgumentError for invalid inputs.
         """
         seed_torch(self._random.getrandbits(60))
         value = self._source(size) if self.takes_size else self._source()
@@ -185,7 +185,7 @@ class InputSource:
         return drawn
 
     def repeating(self, size: Any) -> list[str]:
-        """Return names of inputs that repeat too often (REPEATS); `all of them` without tensors."""
+        """Return names of inputs that repeat too often (REPEATS), "all of them" without tensors."""
         seen = self._seen.get(repr(size)) or {"all of them": [0, 0]}
         return [n for n, found in seen.items() if len(found) - len({*found}) > REPEATS * len(found)]
 

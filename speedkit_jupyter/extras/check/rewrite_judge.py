@@ -21,7 +21,7 @@ from speedkit_jupyter.support.units import seconds
 
 # Largest number of calls per size that are compared with float64, each on new inputs.
 COMPARED_CALLS = 3
-# Expected time of a size, in reference calls. If less is left, a size after the first is skipped.
+# Expected time of a size, in reference calls. With less time left, a later size is skipped.
 LIMIT_IN_CALLS = 30
 # Limits on calls and bytes in a block, because each call has its own inputs and results in memory;
 # and on rounds: a ratio from 200 rounds is precise to a few percent.
@@ -34,7 +34,7 @@ RAISES = "the reference fails since the candidate was called: "
 
 
 class FirstCall(NamedTuple):
-    """The reference's call before the candidate's first call at a size, with its result."""
+    """A call of the reference and its result, from before the candidate's first call at a size."""
 
     drawn: CallInputs
     result: CallResult
@@ -53,7 +53,7 @@ class RewriteJudge:
         self._source, self._budget = source, Budget(budget_s)
 
     def run(self, sizes: Mapping[str, Any]) -> list[SizeCheck]:
-        """Return each size's check; `skipped` after a wrong size, or if first calls lack memory."""
+        """Return each size's check, `skipped` after a wrong size or for lack of memory or time."""
         found: list[SizeCheck] = []
         for number, (name, size) in enumerate(sizes.items()):
             one = SizeCheck(name, size)
@@ -70,7 +70,7 @@ class RewriteJudge:
         return found
 
     def _check(self, one: SizeCheck, before: int, sizes: int) -> None:
-        """Compare and time both sides at one size, in 1/`sizes` of the time left."""
+        """Fill `one`: compare and time both sides at one size, in 1/`sizes` of the time left."""
         if (first := self._begin(one)) is None:
             return
         left_s, needed_s = max(self._budget.left_s, 0.0), LIMIT_IN_CALLS * first.call_s
@@ -184,7 +184,7 @@ class RewriteJudge:
 
 
 def _differences(found: CallResult, own: CallResult, limits: RoundingLimits) -> list[str]:
-    """Return the faults of a call, compared with the reference in the same precision."""
+    """Return the faults of a call against a reference call in the same precision."""
     if faults := form_faults(found, own):
         return faults
     every = limits.compared(found.values, own.values, TIMED_LIMITS)

@@ -73,7 +73,7 @@ class CompileRecord:
         self.end: Callable[[], None] = lambda: None  # stops noting callers
 
     def listen(self) -> None:
-        """Note the caller of each compilation from now on, until `torch.compiler.reset()`."""
+        """Note the caller of each compilation, until `end()` or `torch.compiler.reset()`."""
         self.end()
         self.end = dynamo.on_compiling(self._start, lambda _: None)
 

@@ -82,7 +82,7 @@ class BatchSizes(Shown):
 
     @property
     def is_proven(self) -> bool:
-        """Return whether sizes below KNEE of the top rate are proven slower; False for few data."""
+        """Return whether rates below KNEE of the best are proven lower; False with little data."""
         best = self.fastest
         if len(self.measured) == 1 or best.interval is None:
             return False

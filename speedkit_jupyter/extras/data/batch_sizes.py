@@ -58,7 +58,7 @@ def batch_sizes(
     sizes: tuple[int, int] = RANGE,
     budget_s: float | None = None,
 ) -> BatchSizes:
-    """Return samples per second and peak memory of a step by batch size; undo all its changes.
+    """Return samples per second and peak memory of a step by batch size; undo the step's changes.
 
     Loading is not timed. The sweep ends at the first size that runs out of memory, that would not
     fit, or that takes too long. Example: `batch_sizes(train_on_batch, (x, y)).rows()`.
@@ -205,7 +205,7 @@ class BatchSweep:
         return last_bytes + each * (number - last) + number * sample / self._found.now
 
     def _first(self, size: Size, state: Snapshot) -> str:
-        """Measure peak memory, time two calls; return OUT if memory runs out, else empty text."""
+        """Measure memory, time two calls, restore state; return OUT if memory runs out, else ""."""
         try:
             with self._of(size.number):
                 self._call()  # creates optimizer state

@@ -29,7 +29,7 @@ def bucketed(
 
     The samples and their order stay as they are. The batch's length is the second dimension of its
     first 2-D tensor of integers or booleans; tensors with this second dimension are padded.
-    Batches longer than all lengths stay unchanged.
+    Batches without such a tensor, or longer than all lengths, stay unchanged.
 
     Args:
         collate_fn: the loader's own function, which pads samples to one length.
@@ -62,7 +62,7 @@ def _collated(
 
 
 def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_FIELDS) -> Any:
-    """Return the batch, its second dimension padded to the next of `lengths`, if any is longer."""
+    """Return the batch, padded to the next of `lengths`; the same batch if none is longer."""
     now = length_of(batch)
     if now is None or (longer := next((one for one in lengths if one >= now), now)) == now:
         return batch

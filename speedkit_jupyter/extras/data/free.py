@@ -92,7 +92,7 @@ def forget_error(shell: Any) -> str:
 
 
 def forget_outputs(names: Names, shell: Any) -> str:
-    """Clear IPython's `Out`, `_` and `_7`, but no user variables; return a description, or ""."""
+    """Clear IPython's `Out`, `_`, `_1` and so on, but no user variables; return a text or ""."""
     outputs, hook = names.get("_oh", {}), vars(shell.displayhook)  # `Out` may be the user's
     ids = {id(value) for value in (*outputs.values(), *(hook.get(name) for name in LAST))}
     for space in (names, shell.user_ns_hidden, hook):

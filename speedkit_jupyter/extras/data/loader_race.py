@@ -35,9 +35,9 @@ SLOWER_AFTER = ((3, 1.5), (8, 1.15))
 LEAST_ROUNDS, MOST_ROUNDS = 8, 100
 # A smaller gain is not worth another loader.
 LEAST_GAIN = 1.02
-# A window takes WINDOW_S seconds, to even out bursts of batches from workers, or less if the budget
-# is too short for 12 rounds of 4 loaders. Calls up to WHOLE windows long, or 0.25 s, are timed as a
-# whole; in longer calls, a window of at least LEAST_BATCHES batches is timed.
+# A window of timed batches takes WINDOW_S seconds, to even out bursts from workers; less if the
+# budget is too short for 12 rounds of 4 loaders. Calls up to WHOLE windows long, or 0.25 s, are
+# timed as a whole; in longer calls, a window of at least LEAST_BATCHES batches is timed.
 WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
 # Largest worker count. In long epochs, enough batches precede a window to make all workers busy.
 MOST_WORKERS = loader_settings.WORKER_COUNTS[-1]
@@ -73,10 +73,10 @@ class LoaderWay:
 
 @dataclass
 class LoaderRace:
-    """A race of loaders, the `ways`; the first is the user's own, which is never dropped."""
+    """A race of loaders, the `ways`; the first way is the user's own loader, which stays in."""
 
     ways: list[LoaderWay]
-    # Returns the seconds per batch of the step, and of waiting for data, in round N.
+    # Times a loader in round N; returns seconds per batch: of the step, and of waiting for data.
     block: Callable[[LoaderWay, int], tuple[float, float]]
 
     @property
@@ -118,7 +118,7 @@ class LoaderRace:
                 one.leave(DROPPED)
 
     def _attempt(self, one: LoaderWay, call: Callable[[], Any]) -> Any:
-        """Return a call's result; None if the loader is dropped. Raises the own loader's errors."""
+        """Return `call()`; on an error, drop the loader and return None, or raise if it's `own`."""
         # If one loader's workers gave no batch, no others start: each could take a whole timeout.
         new = [way for way in self.ways[1:] if way.settings.num_workers and not way.times_s]
         if one in new and any(way.why_out for way in new):
@@ -139,13 +139,13 @@ class LoaderRace:
         return min(self.racing, key=lambda one: one.batch_s)
 
     def proven(self) -> LoaderWay:
-        """Return the fastest loader if proven, with a median gain >= LEAST_GAIN; else `own`."""
+        """Return the fastest loader if proven faster, by LEAST_GAIN in the median; else `own`."""
         ratio = self.ratio(self.fastest)
         is_faster = ratio is not None and ratio.low > 1 and ratio.median >= LEAST_GAIN
         return self.fastest if is_faster else self.own
 
     def ratio(self, one: LoaderWay) -> Ratio | None:
-        """Return the speed-up of a loader over the user's own, or None before any round."""
+        """Return the speed-up of a loader over the user's own, or None before its first round."""
         if not one.times_s:
             return None
         own_s = self.own.times_s[: len(one.times_s)]
@@ -281,7 +281,7 @@ class LoaderTimer:
         return loader
 
     def block(self, one: LoaderWay, number: int) -> tuple[float, float]:
-        """Return the seconds per batch of the step, and of waiting, in round `number`."""
+        """Time a loader in round `number`; return seconds per batch of the step, and of waiting."""
         self.restore()
         window = self._called(one, self._window(one, number))
         if window.was_left and not window.was_cut and window.longest < self.epoch:
@@ -293,7 +293,7 @@ class LoaderTimer:
         return step_s, window.waited_s / window.timed + window.begun_s / self.epoch
 
     def _window(self, one: LoaderWay, number: int) -> BatchWindow:
-        """Return the window of a round, which begins at the same batch for every loader."""
+        """Return a round's window, at the same batch for each loader; let samplers skip to it."""
         if not self._most:
             return BatchWindow(self._device)
         workers, loader = one.settings.num_workers, one.loader

@@ -64,7 +64,7 @@ def is_iterable(loader: DataLoader[Any]) -> bool:
 
 
 def takes_whole_batches(loader: DataLoader[Any]) -> bool:
-    """Return whether batches are rows of a TensorDataset, which a list can index at once."""
+    """Return whether batches are rows of a TensorDataset, which takes a list of indices at once."""
     is_plain = loader.collate_fn is default_collate and loader.batch_sampler is not None
     return is_plain and type(loader.dataset) is TensorDataset
 
@@ -96,7 +96,7 @@ def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any
 
 
 def begun_with(loader: Any, begin: Callable[[], Any]) -> AbstractContextManager[None]:
-    """Return a context manager in which loops over this loader use the iterator from `begin`."""
+    """Return a context manager in which each loop over this loader runs over a new `begin()`."""
     make = lambda original: lambda asked: begin() if asked is loader else original(asked)  # noqa: E731
     return patched(DataLoader, "__iter__", make)
 
@@ -127,7 +127,7 @@ class Samples(NamedTuple):
 
 
 def look_at(loader: DataLoader[Any]) -> Samples:
-    """Draw samples and return properties (IterableDataset: defaults); don't restore state."""
+    """Draw samples and return properties (defaults if iterable). The caller must restore state."""
     if is_iterable(loader):
         return Samples()
     # In each worker, torch seeds its own generator and the generators of these functions.
@@ -179,7 +179,7 @@ class IndexDataset:
 def difference(
     loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], object]
 ) -> str:
-    """Return a message if these settings change indices or random numbers, else an empty text."""
+    """Loop with both settings; return a message if indices or random numbers differ, else ""."""
     if is_iterable(loader):  # only `pin_memory` can change
         return ""
     drawn = []

@@ -113,7 +113,7 @@ class LoaderTuner:
     def _race(
         self, race: LoaderRace, timer: LoaderTimer, budget: Budget
     ) -> Generator[Progress, None, None]:
-        """Race all settings; choose the fastest proven settings that return the same batches."""
+        """Race all settings; choose the fastest that are proven and return the same batches."""
         yield Progress(0.0, "a look at the samples")
         seen = loader_settings.look_at(self._loader)
         timer.restore()

@@ -52,7 +52,7 @@ def micro_batch(
     scaler: torch.amp.GradScaler | None = None,
     batch_norm: bool = False,
 ) -> MicroBatch:
-    """Return a function that computes a batch's loss and gradients in parts that fit into memory.
+    """Return a function that computes a batch's loss and gradients in parts of `size` samples.
 
     The gradients of the parts add up to the gradients of the whole batch's loss:
 
@@ -69,7 +69,7 @@ def micro_batch(
         function: a function of tensors, or of containers of tensors, whose first dimension is the
             batch. It returns a scalar loss: alone, first of a tuple, or named `loss`.
         size: number of samples in a part.
-        whole: positions or names of arguments that are not split.
+        whole: positions or names of arguments that are not split. Nor are tensors of other lengths.
         reduction: "mean" over samples, or "sum".
         weight: a function of the same arguments that returns the divisor of the mean, for a mean
             over something else: a mask, or targets without ignored ones.
@@ -77,7 +77,7 @@ def micro_batch(
         batch_norm: allow BatchNorm in training mode, with the statistics of each part.
 
     Returns:
-        A function of the same arguments. It returns the loss of the batch, without a graph.
+        A function of the same arguments; it adds gradients if enabled, and returns a detached loss.
 
     Raises:
         StepError: an argument is invalid. In a call: arguments can't be split, parts' losses don't
@@ -179,7 +179,7 @@ class MicroBatch:
                     loss = loss.nan_to_num()
                 share = weight / (total or math.nan)
                 losses.append(loss.detach() * share)
-                # Other ranks wait for the last backward pass, even if its weight is zero.
+                # Other ranks wait for the last backward pass, even if the part's weight is zero.
                 if loss.requires_grad and (weight or (is_last and exchanging)):
                     scaled = loss * (share if weight else 0.0)
                     scaled = scaled if self.scaler is None else self.scaler.scale(scaled)
@@ -222,7 +222,7 @@ class MicroBatch:
         return loss, mode.divisors
 
     def _check(self, batch: Batch) -> None:
-        """Raise StepError if the losses of two parts don't add up; warn if equal calls differ."""
+        """Raise StepError if two parts' losses don't add up; warn if repeated calls differ."""
         number = min(batch.length, TRIED)
         every = range(0, batch.length // number * number, batch.length // number)
         half = number // 2
@@ -249,13 +249,13 @@ class MicroBatch:
             )
 
     def _tried(self, batch: Batch, parts: Sequence[range]) -> list[tuple[float, float]]:
-        """Return loss and weight of each part, without dropout and batch statistics."""
+        """Run each part without dropout or batch statistics; return losses and weights."""
         found = []
         with without_dropout(self._models), ExitStack() as stack:
             snapshot = Snapshot(Walk([self.function, self.weight]), off_device=True)
             stack.callback(snapshot.restore)
             for number, part in enumerate(parts):
-                if number > 1:  # the second call shows whether the first has changed state
+                if number > 1:  # not before the second call, which shows changes by the first
                     snapshot.restore()
                 for _, norm in _batch_norms(self._models):
                     norm.training = False

@@ -17,7 +17,7 @@ from speedkit_jupyter.torchglue.modules import plain_call
 
 
 class GenerationProgress(threading.local):
-    """This thread's state: `is_on` is true inside `generate()`; `cache` is the prompt call's cache.
+    """This thread's state: `is_on` is true in `generate()`; `cache` is the cache of its prompt.
 
     `is_alone` is true if no user callback runs between tokens. `checked` describes the arguments of
     the last call that checked its guards and compiled nothing; None if the next call must check.
@@ -80,7 +80,7 @@ class DecodingCall(Call):
 def _described(kwargs: Mapping[str, Any]) -> Any:
     """Return a description of arguments: shape and dtype of tensors, `id()` of other objects.
 
-    Return None for all but a StaticCache of StaticLayers: other caches may count tokens in Python.
+    Return None unless the cache is a StaticCache of StaticLayers: others may count in Python.
     """
     cache = kwargs["past_key_values"]
     kinds = {type(cache).__name__, *(type(one).__name__ for one in getattr(cache, "layers", ()))}

@@ -178,7 +178,7 @@ def rows_and_length(args: Any, kwargs: Mapping[str, Any], module: Any) -> tuple[
     """Return a call's rows and needed positions; None if the call can't use a static cache.
 
     These rule it out: beam search, assistants, prompt lookup, custom code, a second positional
-    argument, the user's own cache or none, a returned cache (it must be able to grow), returned
+    argument, the user's own cache, `use_cache=False`, a returned cache (which must grow), returned
     attentions (another kernel), non-tensor inputs, training mode, autocast (compiled code differs).
     """
     if module.training or torch.is_autocast_enabled(module.device.type):

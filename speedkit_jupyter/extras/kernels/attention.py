@@ -40,26 +40,26 @@ def attention(
 ) -> torch.Tensor:
     """Return softmax(q @ k.mT * scale) @ v, with keys masked and scores changed by the pattern.
 
-    Query i and key i are at the same position. The result of a query that sees no key is zeros.
-    Masks of the last 16 patterns are cached, until a value that a mask depends on changes.
-    torch.compile does not compile this function.
+    Query i and key i are at the same position. A query that sees no key gets zeros. The masks of
+    the last 16 patterns are cached, until a value that a mask depends on changes. torch.compile
+    does not compile this function. Tensor subclasses and torch.func transforms ignore `engine`.
 
     Args:
         q: queries, (batch, heads, queries, head_dim).
         k: keys, (batch, key_heads, keys, head_dim), where key_heads divides heads.
         v: values, (batch, key_heads, keys, value_dim).
-        pattern: full, causal, sliding_window, prefix, documents, alibi or softcap, joined by + as
-            in "causal+documents".
-        window: keys in a sliding_window, up to the query's own; or (keys before it, keys after it).
-        prefix: for prefix, the number of leading keys that all queries see; or a tensor (batch,).
+        pattern: full, causal, sliding_window, prefix, documents, alibi or softcap; or several,
+            as in "causal+documents": visible keys pass all masks. alibi and softcap mask nothing.
+        window: keys in a sliding_window, up to the query's own; or (keys before, keys after it).
+        prefix: for prefix, the number of leading keys that all queries see, in addition to keys up
+            to their own; or a tensor (batch,).
         documents: for documents, integers of shape (length,) or (batch, length): the document of
-            each position. Positions see their own document only; a negative number is padding.
-        slopes: for alibi, (heads,): a score decreases by its head's slope times the distance
-            (default: the slopes of the ALiBi paper).
+            each position. Queries see their own document only; negative numbers mark padding.
+        slopes: for alibi, (heads,): scores decrease by slope · distance (default: as in the paper).
         cap: for softcap, each score becomes cap · tanh(score / cap).
-        mask_mod: a further mask, `mask_mod(batch, head, query, key)` as in FlexAttention; its
-            indices are tensors that broadcast.
-        score_mod: a further change to scores, `score_mod(score, batch, head, query, key)`.
+        mask_mod: a further mask, `mask_mod(batch, head, query, key)` as in FlexAttention: indices
+            are tensors that broadcast, and True means visible.
+        score_mod: the last change to scores, `score_mod(score, batch, head, query, key)`.
         scale: factor of the scores (default: 1/√head_dim).
         engine: "dense" (one call), "chunks" (blocks of queries with the keys that they see), "flex"
             (FlexAttention, compiled; on a CPU without gradients only), or "auto": on CUDA and XPU
@@ -70,7 +70,7 @@ def attention(
         A tensor of shape (batch, heads, queries, value_dim), in the dtype of q or of autocast.
 
     Raises:
-        ArgumentError: a shape, a name or an option is wrong.
+        ArgumentError: a shape, a name or an option is wrong, or a pattern lacks its option.
         StepError: "flex" can't be compiled, or can't compute gradients, on this device.
 
     Example::
@@ -141,14 +141,14 @@ def _checked(inputs: AttentionInputs, documents: Any, engine: str) -> Shape:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is of torch's own class, with elements, not on the meta device."""
+    """Return whether a tensor has torch's own class and elements, and is not on the meta device."""
     is_known = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return is_known and not tensor.is_meta and tensor.numel() > 0
 
 
 def _key(words: str, options: Mapping[str, Any]) -> object:
     """Return the cache key of a pattern's masks, or None if changed values can't be detected."""
-    # Options that no cached mask depends on are left out: each call applies them to the scores.
+    # The key ignores options that no cached mask depends on: each call applies them to the scores.
     read = {**options, "cap": None, "score_mod": options["score_mod"] is None}
     if options["slopes"] is not None and options["slopes"].requires_grad:
         read["slopes"] = None
@@ -165,7 +165,7 @@ def _known(words: str, options: Mapping[str, Any]) -> engine_choice.PatternChoic
 
 
 def forget_masks() -> str:
-    """Release the cached masks of all patterns; return a description, or "" without masks."""
+    """Release the cached masks of all patterns; return a description of them, or "" if none."""
     found = "masks of attention()" if _MASKS else ""
     _MASKS.clear()
     return found

@@ -35,20 +35,20 @@ TAKEN = {"baseline", "current", "auto", ALONE, "model", "optimizer", "config", "
 
 @hide_internal_frames
 def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F], F]:
-    """Return a decorator that registers a function as an optimization of this name.
+    """Return a decorator that registers a function as the optimization `name`.
 
-    The function gets a module of the class `replaces` and the inputs of its call, and returns the
-    result of the module's `forward`. For inputs that the function can't take, return
+    The function gets a module and the inputs of the module's call, and returns the result of the
+    module's `forward`. For inputs that the function can't take, return the original result, such as
     `nn.LayerNorm.forward(module, x)`; `module(x)` would call the function again. A C++ or Triton
     kernel needs a backward function for gradients; see `torch.library.register_autograd`.
 
-    The optimization works like all others: `%speedkit apply --my_layernorm true`, `--tune`,
-    `SpeedConfig(my_layernorm=True)`. Running the cell again replaces the function; a plan in force
-    keeps the earlier one.
+    The optimization is off until requested: by `%speedkit apply --my_layernorm true`, `--tune` or
+    `SpeedConfig(my_layernorm=True)`. Running the cell again replaces the function; an applied plan
+    keeps the earlier function.
 
     Args:
         name: The name in configs, options and variants: lower-case letters, digits and _.
-        replaces: The class of modules whose `forward` the function replaces.
+        replaces: The module class whose `forward` is replaced, also in classes that inherit it.
 
     Returns:
         A decorator, which returns the function itself.
@@ -86,7 +86,7 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
 
 
 def _add(entry: OwnKernel) -> None:
-    """Add an entry to the catalog and the config classes; call the functions in WHEN_ADDED."""
+    """Add an optimization to the catalog and config classes; call the functions in WHEN_ADDED."""
     add(entry)
     options: Any = entry.Options
     for model in (FromCatalog, SpeedConfig):
@@ -99,7 +99,7 @@ def _add(entry: OwnKernel) -> None:
 
 
 def forget(name: str) -> None:
-    """Remove a user's function from catalog and config classes; built-in optimizations stay."""
+    """Remove the user's optimization `name`, if any; built-in optimizations stay."""
     if isinstance(entry := find(name), OwnKernel):
         CATALOG.remove(entry)
         delattr(SpeedConfig, name)
@@ -123,7 +123,7 @@ class OwnKernel(Optimization):
 
     @staticmethod
     def made(name: str, function: FunctionType, replaces: type[torch.nn.Module]) -> OwnKernel:
-        """Return an entry for a function; the first line of its docstring is the summary."""
+        """Return the optimization for a function; the docstring's first line is the summary."""
         said = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
         own = {"name": name, "function": staticmethod(function), "replaces": replaces}
         own["summary"] = said or f"{function.__name__}() for {replaces.__name__}"
@@ -171,7 +171,7 @@ class OwnKernel(Optimization):
         return (True,)  # a search skips plans without effect
 
     def fingerprint(self, model: torch.nn.Module) -> str:
-        """Return the name and a digest of the function's code; "" without modules to change."""
+        """Return the name and a digest of the function's code; "" if no module changes."""
         if not any(self._places(model)):
             return ""
         source = self.function.__code__.co_code.hex()

@@ -27,12 +27,12 @@ SIZES, THREAD_QUERIES = (64, 128, 256), 64
 CAUSAL_QUERIES = 1024
 # If blocks would compute more than this share of all scores, one call for all queries is faster.
 DENSE = 0.85
-# Devices where the rule takes FlexAttention, from this length on: its blocks have 128 queries.
+# Devices where the rule takes FlexAttention, and the fewest queries for it (its block size).
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
 # Seconds of timed rounds (first calls excluded), fewest and most rounds, and the relative time
-# below which a choice replaces the rule's choice.
+# below which a measured choice replaces the rule's choice.
 TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
-# Most patterns with cached masks, and most cached layouts and block masks of a pattern.
+# Limit for patterns with cached masks, and for the cached layouts and block masks of a pattern.
 MOST_KEPT = 16
 
 
@@ -52,7 +52,7 @@ def is_unsupported(error: Exception) -> bool:
 
 
 class PatternChoices:
-    """Engine choices and compiled FlexAttention of patterns with equal options, shapes and code."""
+    """Measured engines and compiled FlexAttention of patterns that differ in tensor values only."""
 
     def __init__(self) -> None:
         self.can_flex = True
@@ -61,7 +61,7 @@ class PatternChoices:
 
 
 class Prepared:
-    """A pattern; `masks` caches its layouts and block masks, `known` has its measured engines."""
+    """A pattern; `masks` caches its layouts and BlockMasks, `known` has the measured engines."""
 
     def __init__(self, pattern: Pattern, masks: dict[Any, Any], known: PatternChoices) -> None:
         self.pattern, self.masks, self.known = pattern, masks, known
@@ -69,7 +69,7 @@ class Prepared:
     def made(self, make: Callable[..., Any], *args: Any) -> Any:
         made = self.masks.get((make, args))
         if made is None:
-            # Outside of inference mode, because later calls with gradients may use the masks.
+            # Made outside of inference mode, because later calls with gradients may use the masks.
             with torch.inference_mode(False), torch.no_grad():
                 made = self.masks[make, args] = make(self.pattern, *args)
             if len(self.masks) > MOST_KEPT:
@@ -89,7 +89,7 @@ class Prepared:
         return engines.by_blocks(inputs, pattern, self.made(laid_out, shape, size))
 
     def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
-        """Return attention by the measured engine, else by the rule's; `tune` times new shapes."""
+        """Run the measured engine (`tune` measures it); else, or if flex fails, the rule's."""
         known, shape, trains = self.known, inputs.shape, inputs.is_learned
         asked = shape, trains, torch.is_grad_enabled()
         if tune and asked not in known.choices:
@@ -122,7 +122,7 @@ class Prepared:
 
     @generators_kept()
     def measured(self, inputs: AttentionInputs) -> EngineChoice:
-        """Return the fastest working engine, timed with a backward pass if gradients are needed."""
+        """Time engines, with a backward pass if inputs need it; return the fastest that works."""
         shape, tracks = inputs.shape, inputs.is_learned
         qkv = [one.detach().requires_grad_(tracks and one.requires_grad) for one in inputs[:3]]
         rule, alone = self.by_rule(shape, tracks), AttentionInputs._make([*qkv, inputs.scale])
@@ -155,7 +155,7 @@ class Prepared:
 
 
 def fastest(times: Mapping[EngineChoice, list[float]], rule: EngineChoice) -> EngineChoice:
-    """Return the fastest choice by ratios within rounds, or `rule` if it is about as fast."""
+    """Return the fastest choice by ratios within rounds, or `rule` if that is about as fast."""
     plain = times.get(rule) or next(iter(times.values()))
     ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
     best = min(ratios, key=ratios.__getitem__)

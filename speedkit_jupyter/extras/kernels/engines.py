@@ -1,4 +1,4 @@
-"""The engines of attention: one call, blocks of queries, or FlexAttention."""
+"""Engines that compute attention: one SDPA call, blocks of queries, or FlexAttention."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Shape(NamedTuple):
 
 
 class AttentionInputs(NamedTuple):
-    """Queries, keys and values; the default `scale` is 1/√head_dim."""
+    """Queries, keys and values; a `scale` of None means 1/√head_dim."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -58,16 +58,16 @@ class ScoreIndices(NamedTuple):
 
 @dataclass
 class QueryBlock:
-    """A block of queries and the `runs` of keys to compute; `at` has the indices of the scores."""
+    """A block of queries; `runs` has its ranges (first, end) of keys, `at` its scores' indices."""
 
     at: ScoreIndices
     runs: list[tuple[int, int]]
-    mask: torch.Tensor | None  # True for visible keys, or a `bias`; None if all are visible
+    mask: torch.Tensor | None  # Booleans (True: visible), or a float bias; None if all are visible
 
 
 @dataclass
 class BlockLayout:
-    """Blocks of `size` queries by slices of the batch; `share` is the computed share of scores."""
+    """Blocks of `size` queries for each slice of the batch; `share` of all scores is computed."""
 
     size: int
     rows: list[tuple[slice, list[QueryBlock]]]
@@ -75,7 +75,7 @@ class BlockLayout:
 
 
 def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
-    """Return blocks of `size` queries, per sample if masks differ; one if `size` covers all."""
+    """Return blocks of `size` queries, per sample if masks differ; one block if all queries fit."""
     if size >= shape.queries:
         size = max(shape.queries, shape.keys, 1)
     each = torch.arange(shape.batch, device=shape.device).view(-1, 1, 1, 1)
@@ -89,7 +89,7 @@ def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
 
 
 def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> Iterator[QueryBlock]:
-    """Yield the blocks of the rows `batch`; equal masks of consecutive blocks are shared."""
+    """Yield the blocks of samples `batch`; consecutive blocks with equal masks share one tensor."""
     numbers = partial(torch.arange, device=shape.device)
     head, before = numbers(0, shape.heads).view(1, -1, 1, 1), None
     for first in range(0, shape.queries, size):
@@ -118,7 +118,7 @@ def seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
 
 
 def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
-    """Return ranges of keys: joined blocks of `size` keys that any query sees, else the first."""
+    """Return the ranges of keys, in blocks of `size`, that any query sees; else the first block."""
     keys = mask.shape[-1]
     seen = torch.nn.functional.pad(mask.flatten(0, -2).any(0), (0, -keys % size))
     runs: list[tuple[int, int]] = []
@@ -134,7 +134,7 @@ def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
 def bias(
     pattern: Pattern, at: ScoreIndices, mask: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the bias that a pattern adds to scores, minus infinity for unseen keys."""
+    """Return the bias that a pattern adds to scores; it is minus infinity for masked keys."""
     assert pattern.score is not None
     nothing = torch.zeros((), device=at.query.device)
     added = pattern.score(nothing, *at).to(dtype)
@@ -142,7 +142,7 @@ def bias(
 
 
 def by_blocks(inputs: AttentionInputs, pattern: Pattern, layout: BlockLayout) -> torch.Tensor:
-    """Return attention, computed for each block of queries with the keys that it sees."""
+    """Return attention, computed for each block of queries with the keys that the block sees."""
     whole, rows, is_first = inputs[:3], list[torch.Tensor](), True
     for row, blocks in layout.rows:
         found = []
@@ -160,16 +160,16 @@ def by_blocks(inputs: AttentionInputs, pattern: Pattern, layout: BlockLayout) ->
     return _joined(rows, 0)
 
 
-# Rows of the batch, and runs of positions.
+# A slice of the batch, and ranges (first, end) of positions.
 Place = tuple[slice, Sequence[tuple[int, int]]]
 
 
 class _Parts(torch.autograd.Function):
-    """Take a part of each tensor; return the parts, and the tensors for the next block.
+    """Take a block's parts of q, k and v; return the parts, and q, k and v for the next block.
 
-    Each block passes the tensors to the next block, so that all blocks add to one gradient; the
-    gradient of a slice would be as large as its tensor. A part with a single run is a view that
-    shares the version counter, so autograd detects in-place changes to the tensor.
+    The next block gets q, k and v from this block, so that all blocks add to one gradient. A plain
+    slice would allocate a gradient of the whole tensor for each block. A part of a single range is
+    a view that shares the version counter, so autograd detects in-place changes to the tensor.
     """
 
     @staticmethod
@@ -180,7 +180,7 @@ class _Parts(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if is_first:  # so that autograd checks the tensors' versions, even if parts are copies
             ctx.save_for_backward(*whole)
-        # Detached, because autograd forbids in-place changes to a view among several outputs.
+        # Results are detached: autograd forbids in-place changes to views among several outputs.
         results = [one.detach() for one in (*map(_taken, whole, places), *whole)]
         needed = ctx.needs_input_grad[2:] * 2
         ctx.mark_non_differentiable(
@@ -245,23 +245,23 @@ def fused(
 
 
 def _scored(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> torch.Tensor:
-    """Return attention with scores changed by a function, computed in float32 or wider."""
+    """Return attention with scores changed by `pattern.score`, computed in float32 or wider."""
     assert pattern.score is not None
     q, k, v, scale = inputs
     batch, heads, queries, width = q.shape
     exact = torch.promote_types(q.dtype, torch.float32)
     lowest = torch.finfo(exact).min
-    # torch.autocast refuses devices that lack autocast.
+    # torch.autocast raises an error for a type of device without autocast.
     kind = q.device.type if torch.amp.is_autocast_available(q.device.type) else "cpu"
     with torch.autocast(kind, enabled=False):
         scaled = q.to(exact) * (width**-0.5 if scale is None else scale)
-        # Heads that share keys become rows of one matrix.
+        # Query heads that share a key head become rows of one matrix.
         together = scaled.reshape(batch, k.shape[1], -1, width)
         scores = (together @ k.to(exact).mT).view(batch, heads, queries, -1)
         scores = pattern.score(scores, *block.at)
         if block.mask is not None:
             scores = scores.masked_fill(~block.mask, -torch.inf)
-        # The greatest score gives 1, so a row's sum is at least 1, or 0 if the row sees no key.
+        # The greatest score has weight 1, so a row's sum is at least 1, or 0 if it sees no key.
         weights = (scores - scores.detach().amax(-1, keepdim=True).clamp(min=lowest)).exp()
         total = weights.sum(-1, keepdim=True).clamp(min=1.0)
         found = weights.view(batch, k.shape[1], -1, scores.shape[-1]) @ v.to(exact)
@@ -269,7 +269,7 @@ def _scored(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> tor
 
 
 def compiled_flex(_: torch.device, shape: Shape | None) -> Callable[..., Any]:
-    """Return FlexAttention, compiled at its first call; for static sizes if `shape` is given."""
+    """Return FlexAttention, compiled at its first call; sizes are static unless `shape` is None."""
     from torch.nn.attention.flex_attention import flex_attention
 
     def attend(*args: Any, **kwargs: Any) -> Any:
@@ -279,7 +279,7 @@ def compiled_flex(_: torch.device, shape: Shape | None) -> Callable[..., Any]:
 
 
 def block_mask(pattern: Pattern, shape: Shape) -> Any:
-    """Return the BlockMask, by row or head if the mask depends on these; None without a mask."""
+    """Return the BlockMask, per sample or head if the mask depends on it; None without a mask."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     if pattern.mask is None:
@@ -295,8 +295,8 @@ def block_mask(pattern: Pattern, shape: Shape) -> Any:
 def by_flex(inputs: AttentionInputs, pattern: Pattern, flex: Any, blocks: Any) -> torch.Tensor:
     q, k, v, scale = inputs
     if blocks is not None and pattern.mask is not None:
-        blocks.mask_mod = pattern.mask  # the cached function's tensors may have changed
-    if not torch.is_grad_enabled():  # torch's check for CPUs ignores no_grad()
+        blocks.mask_mod = pattern.mask  # the cached function may read tensors that have changed
+    if not torch.is_grad_enabled():  # on CPUs, torch rejects requires_grad even in no_grad()
         q, k, v = q.detach(), k.detach(), v.detach()
     more = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     return flex(q, k, v, score_mod=pattern.score, block_mask=blocks, **more)  # type: ignore[no-any-return]

@@ -21,8 +21,8 @@ from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 # Number of compared steps, each on different inputs: a frozen counter shows in the second step.
 COMPARED = 3
 # Largest relative distance between the changes by the graph and by plain steps: above the rounding
-# of other kernels (1e-6 in float32), below the effect of a frozen learning rate or counter. The
-# limit is NOISE_TIMES the distance between two plain runs (due to atomic sums) if larger, up to
+# of other kernels (1e-6 in float32), below the effect of a frozen learning rate or counter. If
+# two plain runs differ (due to atomic sums), the limit rises to NOISE_TIMES their distance, at most
 # MOST_ERROR: a larger distance between plain runs comes from state that can't be put back.
 ALLOWED_ERROR, NOISE_TIMES, MOST_ERROR = 1e-3, 10, 0.03
 KIND = "cuda"  # the type of devices that record graphs
@@ -35,25 +35,25 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
     """Return `step` as one CUDA graph for inputs of the given shapes, dtypes and device.
 
     Three replays on different inputs are compared with plain steps first: weights, buffers,
-    optimizer state, gradients and results. Then all changes are undone, except gradients.
+    optimizer state, gradients and results. Then changes are undone; `.grad` is the graph's tensor.
 
     Args:
         step: a function of a whole step: forward pass, loss, backward pass, `optimizer.step()` and
             `optimizer.zero_grad()`; or of a rollout, `for _ in range(k): x = model(x)`. It takes
             the inputs by position and returns tensors, a structure of tensors, or None. Its
-            optimizer has `capturable=True` and has made a step before. A changing learning rate
+            optimizer has `capturable=True` and has run a step before. A changing learning rate
             must be a tensor. The step reads no value back (`.item()`, `print`, a `GradScaler`), and
-            shapes and control flow do not depend on values.
+            its shapes and control flow do not depend on values.
         *inputs: tensors on the GPU, with the shapes and dtypes of later calls.
 
     Returns:
         A GraphedStep, which returns detached copies of the results. If no graph is possible, a
-        warning is shown, `why` has the reason, and each call runs the plain step. So does a call
-        with other shapes, dtypes, devices or gradient mode; and, with a warning, all calls after
-        weights moved, training modes or hyperparameters changed, or optimizer state was replaced.
+        warning is shown, `why` has the reason, and each call runs the plain step. A call with other
+        shapes, dtypes, devices or gradient mode also runs it. So do all calls, after one warning,
+        once weights move, training modes or hyperparameters change, or optimizer state is replaced.
 
     Raises:
-        ArgumentError: `step` is not a function, or an input is not a tensor.
+        ArgumentError: `step` is not callable, or an input is not a tensor.
 
     Example::
 
@@ -74,7 +74,7 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
 
 
 class GraphedStep:
-    """A step that is replayed as a CUDA graph; with a reason in `why`, the plain step runs."""
+    """A step that is replayed as a CUDA graph; if `why` has a reason, the plain step runs."""
 
     def __init__(self, step: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> None:
         self.replays = self.plain_calls = 0
@@ -88,7 +88,7 @@ class GraphedStep:
         self._host: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Return results by replay if inputs and state match the recording, else from `step`."""
+        """Replay the graph, or run the step if inputs or state do not match; return the results."""
         is_like = not self.why and _kind(inputs) == self._kind
         if is_like and self._host != self._numbers():
             self.why = f"weights, modes or an optimizer's numbers have changed, and {FROZEN}"
@@ -102,7 +102,7 @@ class GraphedStep:
         return self._replayed(inputs)
 
     def record(self) -> None:
-        """Record and compare the step, or set `why`; undo all changes, except gradients."""
+        """Record and compare a graph, or set `why`; undo changes, except to gradients."""
         self.why = self._obstacle()
         if self.why:
             return
@@ -133,7 +133,7 @@ class GraphedStep:
         return ""
 
     def _recorded(self, before: Snapshot) -> str:
-        """Record and compare the step; return the reason against the graph, or ''."""
+        """Record a graph and compare it with plain steps; return the reason against it, or ''."""
         for name, why in before.failed.items():
             return f"{name} {why}"
         plain = self._changes(self._step, before)
@@ -142,11 +142,11 @@ class GraphedStep:
         self._static = [one.detach().clone() for one in self._inputs]
         devices.warm_up_graph(lambda: self._step(*self._static))
         before.restore()
-        self._bind(())  # so that gradients are allocated in the graph's memory pool
+        self._bind(())  # no gradients, so that the graph allocates them in its pool
         self._graph, result = devices.recorded_graph(lambda: self._step(*self._static))
         if not all(isinstance(one, torch.Tensor | None) for one in tree_leaves(result)):
             return "it returns objects other than tensors, which replays can't update"
-        # Detached: the results' autograd graph would bind plain steps to the recording stream.
+        # Detached results: their autograd graph would bind plain steps to the recording stream.
         self._result = tree_map(lambda one: one if one is None else one.detach(), result)
         del result
         found = self._changes(lambda *given: self._replayed(given), before, self._gradients())
@@ -165,7 +165,7 @@ class GraphedStep:
     def _changes(
         self, call: Callable[..., Any], before: Snapshot, gradients: Iterable[Any] | None = None
     ) -> Values:
-        """Run COMPARED steps from `before`; return changes, gradients and the last results."""
+        """Run COMPARED steps from `before`; return state changes, gradients, last results."""
         before.restore()
         if gradients is not None:
             self._bind(gradients)
@@ -198,7 +198,7 @@ class GraphedStep:
             one.grad = gradient
 
     def _numbers(self) -> Any:
-        """Return the optimizer options, addresses and training modes that a recording fixes."""
+        """Return the options, state ids, weight addresses and training modes that a graph fixes."""
         groups = [group for one in self._optimizers for group in one.param_groups]
         plain = (int, float, str, tuple, type(None))
         options = [one for group in groups for one in group.values() if isinstance(one, plain)]
@@ -229,7 +229,7 @@ def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def _apart(found: Values, plain: Values) -> dict[str, float]:
-    """Return each group's distance ÷ `plain`'s norm; inf if counts differ, or only `plain` is 0."""
+    """Return each group's distance ÷ `plain`'s norm; inf if counts differ or only the norm is 0."""
     apart = {}
     for name, ones in plain.items():
         pairs = zip(ones, found[name], strict=False)

@@ -1,4 +1,4 @@
-"""Attention patterns: the keys that queries see, and changes to scores; cache keys of masks."""
+"""Attention patterns: masks and changes to scores; the cache keys of the patterns' masks."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ class Pattern:
 
     mask: MaskMod | None = None
     score: ScoreMod | None = None
-    is_bias: bool = True  # `score`, if any, adds values that have no gradient and ignore scores
+    is_bias: bool = True  # any `score` adds values that need no gradient and ignore scores
     is_causal: bool = False  # the mask is exactly causal
 
     @property
     def is_plain(self) -> bool:
-        """Return whether torch's SDPA computes the pattern without a mask."""
+        """Return whether torch's SDPA can compute the pattern without a mask tensor."""
         return self.score is None and (self.mask is None or self.is_causal)
 
     def seen(
         self, rows: int = 1, heads: int = 1, queries: int = 1, keys: int = 1, device: Any = None
     ) -> torch.Tensor:
-        """Return the mask, with size 1 in dimensions that it ignores; a single True without one."""
+        """Return the mask tensor, with size 1 in ignored dimensions; scalar True without a mask."""
         if self.mask is None:
             return torch.ones((), dtype=torch.bool, device=device)
         return self.mask(*positions(rows, heads, queries, keys, device=device))
 
 
 def positions(*counts: int, device: Any = None) -> list[torch.Tensor]:
-    """Return the indices from 0 along each dimension, as tensors that broadcast."""
+    """Return the indices 0 to n - 1 of each dimension of size n, as tensors that broadcast."""
     every = range(len(counts))
     shapes = [[-1 if n == number else 1 for n in every] for number in every]
     return [torch.arange(n, device=device).view(one) for n, one in zip(counts, shapes, strict=True)]
 
 
 def sliding_window(options: Options) -> Pattern:
-    """Return a pattern: query i sees `window` keys up to key i, or keys i - left to i + right."""
+    """Return a pattern: query i sees `window` keys up to i; a pair means i - left to i + right."""
     window = options["window"]
     sides = (window - 1, 0) if isinstance(window, int) else window
     is_pair = isinstance(sides, tuple | list) and [*map(type, sides)] == [int, int]
@@ -64,7 +64,7 @@ def sliding_window(options: Options) -> Pattern:
 
 
 def prefix(options: Options) -> Pattern:
-    """Return a pattern: query i sees the first `prefix` keys, and keys 0 to i."""
+    """Return a pattern: query i sees keys 0 to i and the first `prefix` (may vary by sample)."""
     length = options["prefix"]
     if isinstance(length, int):
         return Pattern(mask=lambda b, h, q, k: (k < length) | (q >= k))
@@ -72,7 +72,7 @@ def prefix(options: Options) -> Pattern:
 
 
 def documents(options: Options) -> Pattern:
-    """Return a pattern: a query sees its own document; negative numbers mark padding."""
+    """Return a pattern: a query sees the keys of its document; padding (negative ids) sees none."""
     ids = options["documents"]
     if ids.dim() == 1:
         return Pattern(mask=lambda b, h, q, k: (ids[q] == ids[k]) & (ids[q] >= 0))
@@ -80,7 +80,7 @@ def documents(options: Options) -> Pattern:
 
 
 def alibi(options: Options) -> Pattern:
-    """Return a pattern that subtracts from a score the distance times the head's slope."""
+    """Return a pattern that lowers a score by the head's slope times the query-key distance."""
     slopes = options["slopes"]
     return Pattern(
         score=lambda score, b, h, q, k: score - slopes[h] * (q - k).abs(),
@@ -89,10 +89,10 @@ def alibi(options: Options) -> Pattern:
 
 
 def slopes_of(heads: int) -> list[float]:
-    """Return ALiBi's slopes by head (O. Press et al., ICLR 2022)."""
+    """Return ALiBi's slope for each head (O. Press et al., ICLR 2022)."""
     power = 2 ** int(math.log2(heads))
     first = [2 ** (-8 * number / power) for number in range(1, power + 1)]
-    # Heads beyond the power of two get every second slope for twice that power.
+    # Further heads get every second slope of a model with `2 * power` heads.
     return first + [2 ** (-4 * number / power) for number in range(1, 2 * (heads - power), 2)]
 
 
@@ -107,13 +107,13 @@ PATTERNS: dict[str, Callable[[Options], Pattern]] = {
     "causal": lambda _: Pattern(lambda b, h, q, k: q >= k, is_causal=True),
     **{one.__name__: one for one in (sliding_window, prefix, documents, alibi, softcap)},
 }
-# The pattern of each option. ALiBi has default slopes.
+# The pattern that each option belongs to. Only ALiBi works without its option: default slopes.
 OWNERS = {"window": "sliding_window", "prefix": "prefix", "documents": "documents",
           "cap": "softcap", "slopes": "alibi"}  # fmt: skip
 
 
 def names_in(words: str, options: Options) -> list[str]:
-    """Return the names in words (`causal+documents`); ArgumentError for wrong names or options."""
+    """Return the names joined by + in `words`; raise ArgumentError for wrong names or options."""
     names = [word.strip() for word in words.split("+")]
     for name in names:
         if name not in PATTERNS:
@@ -129,7 +129,7 @@ def names_in(words: str, options: Options) -> list[str]:
 
 
 def composed(names: Sequence[str], options: Options) -> Pattern:
-    """Return patterns and user functions as one pattern: all masks hold, scores change in turn."""
+    """Return one pattern: keys must pass all masks; scores change in order, by `score_mod` last."""
     parts = [PATTERNS[name](options) for name in names]
     mask, score = options.get("mask_mod"), options.get("score_mod")
     parts.append(Pattern(mask, score, is_bias=score is None))
@@ -145,13 +145,13 @@ def composed(names: Sequence[str], options: Options) -> Pattern:
     )
 
 
-# --- the cache key of a mask: equal keys, equal masks ---
+# --- the cache key of a mask: equal keys mean equal masks ---
 
 # Immutable types, compared by value.
 PLAIN = {int, float, complex, bool, str, type(None), torch.dtype, torch.device}
-# CPU tensors up to this size are compared by value, others by identity and version, if possible.
+# CPU tensors up to this size are compared by value; others by identity and version counter.
 COMPARED_BYTES = 2**20
-# Names of builtins, modules and attributes that functions may use, as none reads other state.
+# Builtins, modules and attributes that a function with a key may use: none reads hidden state.
 PURE = {
     "abs", "all", "any", "bitwise_and", "bitwise_or", "bool", "clamp", "device", "dtype", "eq",
     "float", "floor", "floor_divide", "int", "int32", "int64", "isin", "len", "logical_and",
@@ -161,7 +161,7 @@ PURE = {
 
 
 def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
-    """Return a key that changes with a value, or with values a function reads; None if unknown."""
+    """Return a key of a value, or a function and all it reads; None if changes are undetectable."""
     kind = type(value)
     if kind in PLAIN:
         return kind, value
@@ -172,7 +172,7 @@ def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
         if value.device.type == "cpu" and value.nbytes <= COMPARED_BYTES:
             numbers = value.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
             return value.dtype, value.shape, numbers.numpy().tobytes()
-        # The tensor itself, not its id, which a later tensor may get.
+        # The key holds the tensor, not its id: a later tensor may get the same id.
         return None if value.requires_grad or value.is_inference() else (value, version(value))
     if kind is FunctionType:
         return "itself" if value in within else _of_function(value, (*within, value))
@@ -180,14 +180,14 @@ def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
 
 
 def _of_function(function: FunctionType, within: tuple[FunctionType, ...]) -> object:
-    """Return a function's code with the key of closure, defaults and globals; None if unknown."""
+    """Return the code and a key of closure, defaults and globals; None if more may be read."""
     code, names = function.__code__, function.__globals__
     is_known = all(name in names or name in PURE for name in code.co_names)
     if not is_known or any(isinstance(one, type(code)) for one in code.co_consts):
         return None
     try:
         cells = [one.cell_contents for one in function.__closure__ or ()]
-    except ValueError:  # a variable without a value
+    except ValueError:  # a closure variable without a value
         return None
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
     read = [names[name] for name in code.co_names if name in names]

@@ -119,7 +119,7 @@ class Distributed(Optimization):
 
     @contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
-        """Accumulate gradients per rank in the block; the first backward pass after it averages."""
+        """Accumulate gradients per rank in the block; the backward pass after it averages them."""
         copies = next((call for call in chain(model) if isinstance(call, ReplicatedCalls)), None)
         own = getattr(copies or model, "no_sync", nullcontext)  # or a user's DDP model
         synchronize = getattr(model, "set_requires_gradient_sync", lambda _: None)  # FSDP2 only
@@ -189,7 +189,7 @@ def _by_memory(hardware: Hardware, facts: Facts) -> tuple[str, str]:
 
 
 class InnerModel(torch.nn.Module):
-    """A module for `DistributedDataParallel` to wrap; it calls the model without that wrapper."""
+    """The module that `DistributedDataParallel` wraps; it calls the model without the wrapper."""
 
     def __init__(self, calls: ReplicatedCalls) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class InnerModel(torch.nn.Module):
 class ReplicatedCalls(Call):
     """A wrapper that calls a model through `DistributedDataParallel`, which averages gradients.
 
-    This class averages where DDP doesn't: in second backward passes, and after other methods.
+    This class also averages in second backward passes, and after calls of other model methods.
     """
 
     def __init__(self, module: torch.nn.Module, reduce: str, only_in: int | None) -> None:
@@ -273,7 +273,7 @@ class ReplicatedCalls(Call):
 
 
 def exchanges(model: torch.nn.Module) -> bool:
-    """Return whether a backward pass averages gradients over the ranks."""
+    """Return whether a backward pass of the model averages gradients over the ranks."""
     from torch.nn.parallel import DistributedDataParallel
 
     is_copy = isinstance(model, DistributedDataParallel) or around(model, ReplicatedCalls)

@@ -19,7 +19,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 FUNCTION, GIVEN, RETURNED = "_launched_function", "_launched_arguments", "_launched_result"
 CALL = f"{RETURNED} = {FUNCTION}(*{GIVEN}[0], **{GIVEN}[1])"
-# Rank 0's numbers and strings that differed on other ranks; later launches refuse to read them.
+# Rank 0's numbers and strings, by name, that differ on other ranks; later launches reject them.
 _OF_RANK_0: dict[str, Any] = {}
 
 
@@ -32,11 +32,11 @@ class Launch:
     size: int | None = None
     function: Callable[..., Any] | None = None
     given: tuple[Any, ...] = ((), {})  # the function's positional and keyword arguments
-    stays: dict[str, str] = field(default_factory=dict)  # reasons for not returning values
+    stays: dict[str, str] = field(default_factory=dict)  # by name, the reason for not returning it
     result: Any = None  # the function's result on rank 0
 
     def run(self, say: Callable[[str], object]) -> Generator[Mapping[int, str], None, None]:
-        """Start workers if needed, run the code, yield ranks' output, store rank 0's results."""
+        """Start workers if needed, run code, yield all output so far; store rank 0's results."""
         running = workers.started(self.size, say)
         self.size = running.size
         read, bound = names_of(self.source)
@@ -83,7 +83,7 @@ class Launch:
 
 
 def names_of(source: str) -> tuple[set[str], set[str]]:
-    """Return global names in code (and words in texts, with magics or `eval`), and bound names."""
+    """Return the global names that code reads (or may look up by string), and those it binds."""
     found = global_names(compile(source, "<cell>", "exec"))
     return {*found.read, *found.bound, *(found.texts or ())}, {*found.bound}
 
@@ -92,21 +92,21 @@ def names_of(source: str) -> tuple[set[str], set[str]]:
 def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwargs: Any) -> Any:
     """Call a function on every worker; return rank 0's result.
 
-    Changes that rank 0 makes to arguments, or to objects read by name, are copied back.
+    Changes by rank 0 to arguments, or to globals that the function reads, are copied back.
 
     Args:
         function: the function to run on each rank of a process group.
-        *args: arguments of the function, sent to each worker.
+        *args: arguments of the function; each worker gets a copy.
         n: the number of workers (default: the running ones, or 2); another number restarts them.
-        **kwargs: keyword arguments of the function, sent likewise.
+        **kwargs: keyword arguments of the function; each worker gets a copy.
 
     Returns:
-        The function's result on rank 0.
+        The function's result on rank 0; None, with a message, if that can't be sent back.
 
     Raises:
         RankError: the function raised an error on a rank.
         ArgumentError: `function` is not callable, or `n` is below 1.
-        SpeedKitError: an object can't be sent, or a worker did not start or was killed.
+        SpeedKitError: an object can't be sent, `n` is no integer, or a worker fails or is killed.
 
     Example::
 

@@ -39,7 +39,7 @@ class CellGlobals(dict[str, Any]):
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Write objects, `known` ones by number; `goes` decides which globals of functions are sent."""
+    """A pickler that writes `known` objects by number; `goes(name)` selects functions' globals."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def _claim(self, address: int, owner: Any) -> None:
-        """Raise TypeError if a NumPy array shares memory, which sending would duplicate."""
+        """Register the owner of an address; raise TypeError if a NumPy array shares the memory."""
         held = self._owners.setdefault(address, owner)
         if address and held is not owner and np.ndarray in (type(held), type(owner)):
             raise TypeError("it shares memory with another array or tensor that is sent")
 
     def reach(self, value: Any) -> bool:
-        """Return whether the other side has an object; if so, mark its content for sending."""
+        """Mark a known object's content for sending; return False if the object is not known."""
         number = self._numbers.get(id(value))
         if number is not None:
             self.reached[number] = None
@@ -119,7 +119,7 @@ def written(
     units: Callable[[Pickler], Iterable[Any]],
     value_of: Callable[[Any], Any],
 ) -> tuple[Pickler, dict[Any, str]]:
-    """Return a pickler that has written all units (names or numbers), and the failures by unit."""
+    """Write units (names or numbers) with a new pickler; return it and the failures by unit."""
     failed: dict[Any, str] = {}
     while True:
         pickler, count = make(), len(failed)
@@ -137,7 +137,7 @@ def written(
 
 
 def reduced(value: Any) -> Any:
-    """Return a value's pickle reduction; detach tensors; keep optimizers' data, but not hooks."""
+    """Return a value's pickle reduction, without a tensor's autograd graph or optimizer hooks."""
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         value = value.detach()
     reduce = cloudpickle.Pickler.dispatch_table.get(type(value))
@@ -150,7 +150,7 @@ def reduced(value: Any) -> Any:
 
 
 class Reader(pickle.Unpickler):
-    """Read a file; functions get `space` as globals, and `known` objects are found by number."""
+    """An unpickler of a file: functions get `space` as globals, numbers become `known` objects."""
 
     def __init__(self, path: Path, space: Space, known: Mapping[int, Any] | None = None) -> None:
         stream, self._storages = torch.load(path, _here, weights_only=False)
@@ -208,7 +208,7 @@ def reply(
 def content(value: Any) -> tuple[Any, ...] | None:
     """Return `put` and its arguments: `put(old, *arguments)` writes the content into `old`.
 
-    `put` is None if only parts can change. Returns None for classes and values pickled by name.
+    `put` is None if only inner objects can change. Returns None for classes and global names.
     """
     if isinstance(value, CONTAINERS):
         return put_items, [*value.items()] if isinstance(value, dict) else [*value]
@@ -235,7 +235,7 @@ def put_items(old: Any, items: list[Any]) -> None:
 
 
 def put_array(old: Any, new: Any, requires_grad: bool = False) -> None:
-    """Write values into a writable array, or a tensor that differs; set `requires_grad`."""
+    """Write `new` into an array if writable, or a tensor if different; set `requires_grad`."""
     if isinstance(old, np.ndarray):
         if old.flags.writeable:
             old[...] = new
@@ -264,7 +264,7 @@ def put_state(old: Any, state: Any) -> None:
 def taken(
     path: Path, sent: Mapping[int, Any], space: Space
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Write a reply into the sent objects; return bound values and failure reasons by name."""
+    """Write a reply's contents into the sent objects; return bound values and failures by name."""
     units, failed = Reader(path, space, sent).read(), dict[str, str]()
     contents = [(sent[n], *one) for n, one in units.items() if n in sent and one and one[0]]
     for old, put, *given in sorted(contents, key=lambda one: one[1] is not put_items):
@@ -276,6 +276,6 @@ def taken(
 
 
 def name_of(value: Any, space: Space) -> str:
-    """Return the name of a variable with this object, or a phrase with its class: `a list`."""
+    """Return the name of a variable that holds `value`, or words for its class: `a list`."""
     names = (name for name, one in space.items() if one is value and name[:1] != "_")
     return next(names, f"a {type(value).__name__}")

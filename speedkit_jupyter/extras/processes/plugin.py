@@ -1,4 +1,4 @@
-"""%speedkit processes, %%speedkit launch, %%speedbench --processes: workers, and cells on them."""
+"""%speedkit processes, %%speedkit launch and %%speedbench --processes: run cells on workers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def launch(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def launch_cell(names: Names, session: Session, arguments: Namespace, source: str) -> None:
-    """Run a cell on the workers, show each rank's output as it arrives, store rank 0's results."""
+    """Run a cell on workers; show each rank's output as it arrives, then store rank 0's results."""
     from speedkit_jupyter.extras.processes.launching import Launch
 
     shell: Any = get_ipython()
@@ -82,7 +82,7 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
 def compared_on_workers(
     shell: Any, session: Session, cell: Any, arguments: Namespace, command: str
 ) -> Any:
-    """Run `%%speedbench --processes 2 --compare single,ddp`: show a report; return rows with -o."""
+    """Run `%%speedbench --processes … --compare …`: show a report; -v stores, -o returns rows."""
     from speedkit_jupyter.extras.processes import strategy_race
     from speedkit_jupyter.extras.processes.launching import Launch
     from speedkit_jupyter.notebook.cell import step_of_cell
@@ -113,7 +113,7 @@ def compared_on_workers(
 def _of_output(title: str, printed: Mapping[int, str], stays: Mapping[str, str]) -> Document:
     """Return a report of the ranks' output and of the objects that are not returned.
 
-    Only a rank's last 50,000 characters are shown, because the report is redrawn repeatedly.
+    Only the last 50,000 characters of a rank are shown, because the report is redrawn repeatedly.
     """
     sections = [
         Section(CodeBlock(text[-50_000:]), f"rank {rank}", folded=len(printed) > 1 and rank > 0)

@@ -16,7 +16,7 @@ from speedkit_jupyter.torchglue import modules as torch_modules
 
 
 def dtensor() -> tuple[Any, ...]:
-    """Return (DTensor,), or () if the class is not imported, because importing takes a second."""
+    """Return (DTensor,) for isinstance(), or () if not imported yet: importing takes a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return (module.DTensor,) if module else ()
 
@@ -27,7 +27,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def split(value: Any, part: Any) -> Any:
-    """Return a tensor sharded like a DTensor `part` of equal shape; other values unchanged."""
+    """Return `value` sharded like `part`, a DTensor of equal shape; otherwise `value` itself."""
     if not isinstance(part, dtensor()) or getattr(value, "shape", None) != part.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -37,7 +37,7 @@ def split(value: Any, part: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """Return a DTensor's full tensor, other values unchanged; all ranks must call this."""
+    """Return a DTensor's full tensor, or another value unchanged; all ranks must call this."""
     return value.full_tensor() if isinstance(value, dtensor()) else value
 
 
@@ -62,9 +62,9 @@ def _taken(module: torch.nn.Module, kind: str) -> Callable[..., Any]:
 
 
 class Sharded:
-    """A context manager that shards modules (the model last); optimizers step the shards.
+    """A context manager that shards `modules` (the last is the model); optimizers step the shards.
 
-    All ranks must enter and exit. On exit, the user's parameters get the trained values.
+    All ranks must enter and exit. On exit, the user's parameters return, with the trained values.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Sharded:
 
     def __exit__(self, kind: object, *error: object) -> None:
         model = self._modules[-1]()
-        if model is None or kind is GeneratorExit:  # the plan is abandoned
+        if model is None or kind is GeneratorExit:  # the model is gone, or its plan abandoned
             return
         parts = dict(model.named_parameters(remove_duplicate=False))
         pairs = {id(parts[name]): (parts[name], old) for name, old in self._originals.items()}

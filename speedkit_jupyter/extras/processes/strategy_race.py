@@ -31,7 +31,7 @@ SINGLE = "single"
 WORDS = (SINGLE, "ddp", "fsdp2")
 # Losses count as equal up to this relative difference: float32 sums differ in order.
 EQUAL = 1e-3
-# Seconds per step of the slowest rank, rank 0's loss, and the most state bytes of a rank.
+# Seconds per step of the slowest rank, rank 0's loss, and the largest state of a rank in bytes.
 StrategyBlock = tuple[float, float | None, int]
 
 
@@ -44,7 +44,7 @@ class StrategyRow:
     efficiency: Ratio  # step time of one process ÷ step time of all; × `ranks`: throughput ratio
     memory_bytes: int
     loss: float | None
-    is_equal: bool | None
+    is_equal: bool | None  # whether the loss equals one process's; None without a loss
 
 
 def rows(blocks: Mapping[str, Sequence[StrategyBlock]], ranks: int) -> Iterator[StrategyRow]:
@@ -67,7 +67,7 @@ def rows(blocks: Mapping[str, Sequence[StrategyBlock]], ranks: int) -> Iterator[
 def race(
     source: str, model: Any, optimizers: Sequence[Any], strategies: Sequence[str], budget_s: float
 ) -> list[StrategyRow]:
-    """Return a row for each strategy, timed in rounds for `budget_s` or more; restore state."""
+    """Time strategies in rounds for at least `budget_s`; return a row for each; restore state."""
     shell = sys.modules["IPython"].get_ipython()
     cell = Cell(shell, source)
 

@@ -1,4 +1,4 @@
-"""Start, run, interrupt and stop a notebook's worker processes; limits on start and stop."""
+"""Start a notebook's worker processes, run cells on them, interrupt and stop them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.support.weak import at_unload
 
-# Most seconds between two reads of the ranks' output, and the wait before an interrupt.
+# Seconds: the longest time between two reads of output, and the wait before an interrupt.
 POLL_S = 0.2
 # Seconds to wait for processes to start: on a busy machine, loading torch takes a minute.
 START_S = 600.0
@@ -61,7 +61,7 @@ class RankError(RuntimeError):
 
 
 class Workers:
-    """`size` worker processes on this host."""
+    """The `size` worker processes of a notebook, on this host; each is a rank of one group."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -76,7 +76,7 @@ class Workers:
 
     @generators_kept()  # ipyparallel draws random names
     def start(self) -> None:
-        """Start the processes and their process group; on failure stop all, raise SpeedKitError."""
+        """Start processes and their process group; on failure, stop all and raise SpeedKitError."""
         try:
             self._connect()
             ranks = range(self.size)
@@ -122,7 +122,7 @@ class Workers:
         return [one.get() for one in sent]
 
     def _waiting(self, sent: Sequence[Any]) -> Iterator[None]:
-        """Yield repeatedly until all ranks have finished. Raises the first error of a rank."""
+        """Yield until all ranks have finished. Raises an error if a rank fails or dies."""
         while not (failed := self._failed(sent)):
             if not (running := [one for one in sent if not one.ready()]):
                 return
@@ -144,9 +144,9 @@ class Workers:
     def run(
         self, folder: Path, source: str, bound: Collection[str]
     ) -> Generator[tuple[Mapping[int, str], list[Outcome]], None, None]:
-        """Run a cell; yield the output of each rank so far, and finally the outcomes.
+        """Run a cell; yield each rank's output so far and []; at the end, the output and outcomes.
 
-        After an error or Ctrl-C, the process group is replaced; if that fails, workers are stopped.
+        After an error or Ctrl-C, replace the process group, else stop the workers; then re-raise.
         """
         sent = self._sent(run, folder, source, bound)
         try:
@@ -163,7 +163,7 @@ class Workers:
         return [rank for rank, pid in enumerate(self.pids) if not _runs(pid)]
 
     def _recover(self, sent: list[Any]) -> None:
-        """Stop the cell on all ranks and create a new process group; on failure, stop workers."""
+        """Interrupt the cell on all ranks and create a new process group; else stop the workers."""
         with suppress(BaseException):  # including another Ctrl-C
             wait(sent, POLL_S)  # ranks may end by themselves
             for pid, one in zip(self.pids, sent, strict=True):
@@ -196,7 +196,7 @@ class Workers:
 
 
 def _started_from(folder: str) -> list[psutil.Process]:
-    """Return the processes started from a folder: controller, engines, and their children."""
+    """Return ipyparallel's processes with this profile folder: controller, engines, children."""
     found = list[psutil.Process]()
     for one in psutil.Process().children():
         with suppress(psutil.Error):
@@ -213,7 +213,7 @@ def _runs(pid: int) -> bool:
 
 
 def _printed(sent: Sequence[Any], wait_s: float = 0.0) -> dict[int, str]:
-    """Return each rank's output so far; wait up to `wait_s` for the rest if the rank is done."""
+    """Return each rank's output so far; wait up to `wait_s` for the rest from finished ranks."""
     printed = {}
     for rank, result in enumerate(sent):
         if wait_s and result.ready():
@@ -235,7 +235,7 @@ def current() -> Workers | None:
 
 
 def started(size: int | None, say: Callable[[str], object]) -> Workers:
-    """Return `size` workers (default: as before, or 2); restart if `size` changes or one died."""
+    """Start `size` workers (default: as before, or 2) unless that many run; return the workers."""
     running = current()
     wanted = size or (running.size if running else 2)
     if running and running.size == wanted and not running.dead():

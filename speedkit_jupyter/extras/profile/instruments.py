@@ -1,4 +1,4 @@
-"""A stopwatch for the parts of a step, patches that switch the part, a timer that samples lines.
+"""A stopwatch for a step's parts, patches that switch the part, and a timer that samples lines.
 
 Nothing is traced: patches report the parts, which are few and long.
 """
@@ -48,14 +48,14 @@ MOVING = ("to", "cuda", "cpu")
 SAMPLE_EVERY_S = 0.001
 
 
-# Whole parts of a step. Other parts are measured within one of these, or within the rest.
+# Whole parts of a step. Other parts, such as waits, are measured within a whole part or the rest.
 WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"])
 
 
 class Recorder:
     """A stopwatch for the thread that creates the Recorder; each `run()` fills a new `split`.
 
-    In a run, every moment belongs to one part, so that the parts sum to the whole.
+    In a run, every moment belongs to one part or to the overhead; all seconds sum to the run's.
     """
 
     def __init__(self, now: Callable[[], float] = clock.now) -> None:
@@ -81,7 +81,7 @@ class Recorder:
             self._inside = []
 
     def begin(self, part: Part) -> tuple[int, Any] | None:
-        """Begin a part and return the token for `end`. The time of both calls is overhead.
+        """Begin a part; return the token for `end`. The time of `begin` and `end` is overhead.
 
         Returns None, and begins no part, in another thread, between two runs (an iterator may
         outlive the step), or if the current part hides the new part.
@@ -101,7 +101,7 @@ class Recorder:
         return depth, mode
 
     def end(self, begun: tuple[int, Any] | None) -> None:
-        """End a part and all inner parts, because failed compiling may never report its end."""
+        """End a part and all parts in it (failed compiling reports no end); None ends nothing."""
         if begun is None:
             return
         depth, mode = begun
@@ -250,7 +250,7 @@ def _counted(recorder: Recorder, part: Part, original: Any, /, *args: Any, **kwa
 
 
 def _waiting(recorder: Recorder, name: str, original: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Record a call that waits, outside data and compiling; for CPU tensors only from user code."""
+    """Call `original`; record its wait, except in data, compiling, or a library's CPU tensors."""
     if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
         args[0].device.type == "cpu" and not is_users(sys._getframe(2).f_code.co_filename)
     ):
@@ -283,7 +283,7 @@ def _moving(recorder: Recorder, name: str, original: Any, /, *args: Any, **kwarg
 
 
 def _optimizer_steps(recorder: Recorder) -> AbstractContextManager[None]:
-    """Time and count optimizer steps; a `step()` that calls the base class's counts once."""
+    """Return a context manager that times and counts optimizer steps; nested steps count once."""
     under_way: list[tuple[int, Any]] = []
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

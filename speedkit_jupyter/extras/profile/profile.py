@@ -31,7 +31,7 @@ NOTE = (
     "down; a backward pass counts for its module."
 )
 # If a profiled call takes over this many times as long as a plain call, additional calls record
-# whole parts only. Below this ratio, such calls gave the same shares within noise.
+# whole parts only, not the waits and copies in them. Below this ratio, shares hardly differed.
 COSTLY = 1.05
 # Largest ratio of a part's share to the part's share of the samples, so that a single sample does
 # not assign all of the part's time to one line.
@@ -53,9 +53,9 @@ PARTS: tuple[Part, ...] = tuple(ABOUT)
 
 @dataclass
 class LineSample:
-    """A sample: the user's line, if any, the part, and the seconds since the last sample.
+    """A sample: the user's line, if any, the part, and the seconds since the previous sample.
 
-    `in_torch` is true if a torch function was running in the rest, outside of other parts.
+    `in_torch` is true if a torch function was running outside of all parts except the rest.
     """
 
     spot: Spot | None
@@ -68,8 +68,8 @@ class LineSample:
 class Split:
     """The times of one call; `pieces` has seconds by pairs of a whole part and the part within it.
 
-    `waits` are the seconds of each synchronization by line and method, `stepped` counts steps by
-    the optimizer's id, and `samples` are the sampled lines.
+    `("forward", "synchronizations")` is a wait in forward. `waits` are the waits' seconds by line
+    and method, `stepped` counts steps by the optimizer's id, and `samples` are the sampled lines.
     """
 
     pieces: dict[tuple[Part, Part], float] = field(default_factory=lambda: defaultdict(float))
@@ -108,7 +108,7 @@ class Wait(NamedTuple):
 class LineTimes:
     """Shares of a step by the user's lines, 0 to 1, each without other lines that it calls.
 
-    `own` has shares by line and part; `python` has shares of data, and of the rest outside torch.
+    `own` has shares by line and part; `python` by line, in data and in the rest outside of torch.
     """
 
     own: Mapping[tuple[Spot, Part], float] = field(default_factory=dict)
@@ -150,9 +150,9 @@ class Profile(Shown):
     """The time of one step by part; `steps` is the number of steps in a call.
 
     `first` is the split of the first call, which may have compiled. `splits` are the splits of
-    profiled calls, `plain_s` the seconds of plain calls between them, and `whole` the splits by
-    whole parts only, if instruments within parts are slow. `timed_s` are the seconds of all plain
-    calls, or of the first call; other processes delayed them by up to `held_up_s`.
+    profiled calls, `plain_s` the seconds of plain calls between them, and `whole` the splits of
+    calls without instruments inside parts, if these are slow. `timed_s` are the seconds of all
+    plain calls, or of the first call; other processes delayed these calls by up to `held_up_s`.
     """
 
     REPORT = f"{__name__}:profile_report"
@@ -213,8 +213,8 @@ class Profile(Shown):
     def shares(self) -> dict[Part, float]:
         """Return the share of each part in the step, 0 to 1.
 
-        If instruments within parts are slow, the lengths of whole parts come from `whole`, and the
-        parts within them from `splits`.
+        If instruments inside parts (for waits and copies) are slow, `whole` gives the lengths of
+        the outer parts, and `splits` divides these parts.
         """
         pieces, found = _summed(self.taken), dict.fromkeys(PARTS, 0.0)
         lengths = pieces if not (self.is_costly and self.whole) else _summed(self.whole)

@@ -98,7 +98,7 @@ class Profiler:
 
     @contextmanager
     def guarded(self) -> Iterator[MeasurementGuard]:
-        """Undo all changes by the step at the end of the block; record an interruption."""
+        """At the end of the block, undo all changes by the step; note if Ctrl-C ended the block."""
         try:
             with self.step.guarded() as guard:
                 yield guard
@@ -249,7 +249,7 @@ def profile(
     Args:
         step: a function without arguments. It may loop over a loader; the time of a call is then
             divided by the number of optimizer steps.
-        model: the models of the step (default: all that the function's code reaches).
+        model: the models of the step (default: all models that the function's code reaches).
         optimizer: the optimizers of the step (default: all that the function's code reaches).
         budget_s: total seconds except compiling (default: 10); at least one call is made.
 

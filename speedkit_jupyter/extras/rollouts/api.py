@@ -29,7 +29,7 @@ COLUMNS = ("", "way", "a step", "vs. best before", INTERVAL, "drift", "")
 
 @dataclass(repr=False)
 class Rollout(Shown):
-    """The `state` after `steps` of the `asked` steps, and the `way` that computed them."""
+    """The `state` after `steps` of the `asked` steps, and the `way` in which they were computed."""
 
     REPORT = f"{__name__}:rollout_report"
 
@@ -39,8 +39,8 @@ class Rollout(Shown):
     tolerance: float
     steps: int = 0
     seconds: float = 0.0  # of all steps; includes compiling, unless tuned
-    trials: list[WayTrial] = field(default_factory=list)  # the plain way, then the candidates
-    rounding: float = 0.0  # the largest drift after rounding the first state once
+    trials: list[WayTrial] = field(default_factory=list)  # the plain loop, then the ways tried
+    rounding: float = 0.0  # largest change of states by one rounding of the first state
     environment: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -52,7 +52,7 @@ class Rollout(Shown):
         return next((one for one in self.trials if one.way.words == self.way.words), None)
 
     def drift(self) -> Any:
-        """Return a matplotlib figure of all drifts. Raises ArgumentError if none was measured."""
+        """Return a matplotlib figure of drifts from the plain loop; ArgumentError if untuned."""
         drifts = {one.way.name: one.drift for one in self.trials if one.drift is not None}
         if not drifts:
             raise ArgumentError("no drift was measured: give tune=True")
@@ -96,15 +96,15 @@ def rollout(
         x0: the first state, floating-point, of shape (batch, …). A state in main memory is moved to
             the operator's device, in parts with `micro_batch`.
         steps: the number of steps.
-        policy: the rule for the next state, from f(x) and x: "autoregressive" is f(x),
-            ("convex", a) is a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of
-            f(x) and x.
+        policy: the next state, from f(x) and x: "autoregressive" is f(x), ("convex", a) is
+            a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of f(x) and x.
         every: return an iterator over every `every`-th state and the last state.
         way: the way to compute steps: "plain", or words joined by + (bf16, channels_last, compile,
             cuda_graph), or the `way` of a Rollout.
         micro_batch: number of samples at a time, to save memory (default: all).
         tune: search for the fastest way whose states are within `tolerance`, instead of `way`.
         tolerance: the largest difference from the plain states, as a share of the state's norm.
+            Ways without bf16 may differ by twice the effect of rounding `x0`, if that is larger.
         budget_s: seconds of tuning except compiling (default: a fifth of the rollout, at least 30).
         runs: the number of planned rollouts of this kind; with more runs compiling may pay off.
 
@@ -206,7 +206,7 @@ def rollout_report(result: Rollout) -> Document:
 
 
 def drifted(drift: Drift) -> str:
-    """Return the largest drift as text, with the compared steps if extrapolated or unknown."""
+    """Return the largest drift as text; if extrapolated or unknown, with the last compared step."""
     if not math.isfinite(drift.largest):
         return f"unknown beyond {count(drift.steps[-1], 'step')}"
     words = f"{100 * drift.largest:.2g} %"

@@ -23,7 +23,7 @@ from speedkit_jupyter.torchglue.modules import buffer_table
 
 # A function that computes the next state from the operator's result `f(x)` and the state `x`.
 StateRule = Callable[[Any, Any], Any]
-# Policies with a parameter, as functions of the parameter.
+# Policies with a parameter: functions from the parameter to a StateRule.
 WITH_NUMBER: dict[str, Callable[[float], StateRule]] = {
     "convex": lambda alpha: lambda found, x: x + alpha * (found - x),
     "residual": lambda dt: lambda found, x: x + dt * found,
@@ -37,7 +37,7 @@ COPIED = WORDS[:2]
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute steps: words of WORDS, and the samples per call (None for all)."""
+    """A way to compute steps: a tuple of WORDS, and the number of samples per call (None: all)."""
 
     words: tuple[str, ...] = ()
     micro_batch: int | None = None
@@ -85,7 +85,7 @@ def policy_of(policy: Any) -> StateRule:
 
 @contextmanager
 def buffers_kept(operator: Any) -> Iterator[None]:
-    """Restore buffers, random state and settings after the block: trials don't count as steps."""
+    """Restore buffers, random state and settings after the block: its steps are only trials."""
     modules = operator.modules() if isinstance(operator, torch.nn.Module) else ()
     before = Snapshot(Walk(list(map(buffer_table, modules))))
     try:
@@ -95,7 +95,7 @@ def buffers_kept(operator: Any) -> Iterator[None]:
 
 
 class Program:
-    """Runs a rollout's steps in a `Way`. Raises ArgumentError if the operator can't be copied."""
+    """Runs a rollout's steps in a `Way`. Raises ArgumentError if a required copy can't be made."""
 
     def __init__(self, operator: Callable[..., Any], policy: StateRule, way: Way) -> None:
         self.way = way
@@ -117,7 +117,7 @@ class Program:
             why = f"which can't be made ({in_a_line(error)})"
             raise ArgumentError(f"{needed[0]} needs a copy of the operator, {why}") from None
         if self._dtype is not None:
-            made = made.bfloat16()  # complex weights stay: to(dtype) drops imaginary parts
+            made = made.bfloat16()  # not to(dtype), which drops weights' imaginary parts
         if "channels_last" in needed:
             made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return made
@@ -143,9 +143,9 @@ class Program:
         return compile_alone(step, dynamic=False) if "compile" in self.way.words else step
 
     def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
-        """Return the state `steps` later, with dtype and device of `x`; `x` is not modified."""
+        """Return the state `steps` later, with the dtype and device of `x`; `x` is not modified."""
         size = self.way.micro_batch or len(x)
-        # Not inference mode, because the operator may keep tensors that training uses later.
+        # Not in inference mode, because the operator may keep tensors that training uses later.
         with torch.no_grad():
             parts = x.split(size) if x.ndim > 1 else [x]
             made = [self._advanced(part, steps).to(x.device, x.dtype) for part in parts]
@@ -153,7 +153,7 @@ class Program:
 
     def _advanced(self, x: torch.Tensor, steps: int) -> torch.Tensor:
         # Only the newest state is kept, so that torch's allocator reuses memory of older states.
-        # A copy, since an operator may write to its input.
+        # The state starts as a copy, because an operator may write to its input.
         state = x.to(self.device or x.device, non_blocking=True, copy=True)
         if "cuda_graph" not in self.way.words or not state.is_cuda:
             for _ in range(steps):

@@ -22,7 +22,7 @@ from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import Ratio, least_pairs, paired_ratio
 from speedkit_jupyter.support.exceptions import in_a_line
 
-# Fewest rounds, after which the interval may decide, and most rounds.
+# Fewest rounds before the interval may decide, and most rounds.
 ROUNDS = (10, 30)
 # Compiling takes more than these seconds; it is not tried if all planned rollouts take less.
 COMPILING_S = 5.0
@@ -31,7 +31,7 @@ ERROR = statistics.ERROR / 8
 # Words that at most change the order of operations. Ways of only these words may drift twice as
 # far as one rounding of the first state: they may round up where the plain way rounds down.
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
-# States of the first SAMPLES of a batch are compared at under 2 * POINTS evenly spaced steps.
+# The states of a batch's first SAMPLES samples are compared at under 2 * POINTS steps.
 POINTS, SAMPLES = 40, 2
 # A law is fitted to the later half of the points, at least LEAST_POINTS, and extrapolated up to FAR
 # times the compared steps. Extrapolated errors are multiplied by MARGIN: a fit is not a proof.
@@ -52,14 +52,14 @@ class Drift:
 
     @property
     def largest(self) -> float:
-        """Return the largest error up to the horizon, compared or extrapolated; inf if unknown."""
+        """Return the largest error up to the horizon, measured or extrapolated; inf if unknown."""
         if not all(map(math.isfinite, self.errors)):
             return math.inf
         measured = max(self.errors)
         return measured if self.is_whole else max(measured, MARGIN * self._extrapolated())
 
     def _extrapolated(self) -> float:
-        """Return the error at the horizon by a power or an exponential law; inf if unknown."""
+        """Extrapolate errors by the better of a power and an exponential law; inf if unreliable."""
         half = len(self.steps) // 2
         steps, errors = np.array(self.steps[half:], float), np.array(self.errors[half:])
         if not errors.any():
@@ -113,7 +113,7 @@ class WayTrial:
     over_plain: float = 1.0
     drift: Drift | None = None
     step_s: float | None = None
-    why_not: str = ""  # the reason for rejecting the way
+    why_not: str = ""  # the reason for rejecting the way; empty if accepted
 
     def to_dict(self) -> dict[str, Any]:
         found, drift = self.over_best, self.drift and self.drift.to_dict()
@@ -145,7 +145,7 @@ class WaySearch:
         self._budget = Budget(self.budget_s or max(30.0, 0.2 * step_s * self.steps))
         best = WayTrial(Way(), step_s=step_s)
         self.trials, self.best, self.program = [best], best, plain
-        # The plain states, with and without one rounding, in half of the budget.
+        # Plain states are computed twice, with and without one rounding, in half of the budget.
         few = self._few = self.x[:SAMPLES]
         most = self._budget.seconds / 4 / max(_step_s(plain, few), 1e-9)
         self._steps = compared_steps(max(min(self.steps, int(most)), 1))
@@ -185,7 +185,7 @@ class WaySearch:
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 
     def _try(self, trial: WayTrial) -> str:
-        """Time a way, compare its states; make the way `best`, or return the reason against it."""
+        """Time a way, compare its states; return the reason against the way, or make it `best`."""
         best, program = self.best, Program(self.operator, self.policy, trial.way)
         begun_s = clock.now()
         program.advance(self.x, 1)
@@ -202,7 +202,7 @@ class WaySearch:
         return ""
 
     def _raced(self, program: Program) -> tuple[Ratio, float, float]:
-        """Return a program's speed-up over the best way, and seconds per step (best, program)."""
+        """Race a program with the best; return its speed-up, and seconds per step (best, new)."""
         device = self.x.device
         one_s = clock.timed(partial(program.advance, self.x, 1), device)
         steps = min(block_length(one_s), self.steps)
@@ -226,7 +226,7 @@ class WaySearch:
 
 
 def _step_s(program: Program, x: torch.Tensor) -> float:
-    """Return the seconds of the second step; the first one is often slow."""
+    """Run two steps; return the seconds of the second, as the first one is often slow."""
     program.advance(x, 1)
     return clock.timed(partial(program.advance, x, 1), x.device)
 

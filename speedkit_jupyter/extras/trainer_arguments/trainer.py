@@ -51,7 +51,7 @@ def is_trainer(value: Any) -> bool:
 
 @contextmanager
 def unchanged(*owners: Any) -> Iterator[None]:
-    """Restore the attributes of `owners` after the block, and the items of lists in them."""
+    """Restore the attributes of `owners` after the block, and the items of their lists."""
     before = [(vars(owner), dict(vars(owner))) for owner in owners]
     lists = [(one, [*one]) for _, old in before for one in old.values() if type(one) is list]
     try:
@@ -74,10 +74,10 @@ def with_arguments(trainer: Any, **given: Any) -> Iterator[None]:
 
 
 def short_training(trainer: Any, steps: int = 0) -> Callable[[], None]:
-    """Return a function that trains for `steps`; if 0, for about four batches, at least one step.
+    """Return a function that trains for `steps` updates (0: about four batches, at least one).
 
-    The function runs no evaluations, writes no files, and calls back only DefaultFlowCallback. It
-    restores the Trainer itself, because measurements don't restore objects of libraries.
+    The function runs no evaluations, writes no files, and calls back only DefaultFlowCallback.
+    Afterwards, it restores the Trainer: measurements don't restore objects of libraries.
     """
     steps = steps or max(4 // trainer.args.gradient_accumulation_steps, 1)
 
@@ -117,7 +117,7 @@ def other_parts(args: Any) -> list[dict[str, int]]:
 
 
 def gradients_of_an_update(trainer: Any, **given: int) -> dict[str, torch.Tensor]:
-    """Return the gradients of the first update by name: float64, without dropout or clipping."""
+    """Train up to the first update; return float64 gradients by name (no dropout, no clipping)."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     found = dict[str, torch.Tensor]()
@@ -141,7 +141,7 @@ def gradients_of_an_update(trainer: Any, **given: int) -> dict[str, torch.Tensor
 
 
 def same_update(trainer: Any, given: dict[str, int], restore: Callable[[], None]) -> Accuracy:
-    """Return the Accuracy of an update under `given` arguments against the Trainer's own update."""
+    """Compare an update under `given` with the Trainer's own update; restore state."""
     try:
         own = gradients_of_an_update(trainer)
         restore()
@@ -178,9 +178,9 @@ class TrainerAdvisor:
             around = partial(with_arguments, trainer, **given)
             tried.append(Variant(name, around=around, proof=proof))
             self._arguments[name] = {word: str(value) for word, value in given.items()}
-        tried.sort(key=lambda one: "compile" in one.name)  # only if the others leave time for it
+        tried.sort(key=lambda one: "compile" in one.name)  # compile last, if time is left
         own = [getattr(trainer, name, None) for name in ("optimizer", "lr_scheduler")]
-        own = [getattr(one, "scheduler", one) for one in own if one is not None]  # unwrapped
+        own = [getattr(one, "scheduler", one) for one in own if one is not None]  # without wrapper
         step = step_of(short_training(trainer), trainer.model)
         step = replace(step, others=[*step.others, *own])
         self._benchmark = Benchmark(step, [Variant(BASELINE), *tried], budget_s, command=command)
@@ -212,7 +212,7 @@ class TrainerAdvisor:
         return Document(f"TrainingArguments(…, {given})" if given else none, content)
 
     def _padding(self) -> tuple[float, float] | None:
-        """Return padding's share, unsorted and sorted by length; None unless sorting halves it."""
+        """Return padding's share, in order and sorted by length; None unless sorting halves it."""
         lengths: list[int] = []
         with suppress(Exception):  # a data set without indices or with other fields
             data = self._trainer.train_dataset

@@ -88,7 +88,7 @@ def verification_report(result: Verification) -> Document:
 
 
 def _curve(result: Verification, curve: Curve) -> list[Any]:
-    """Return the name of the loss, a table of distances with the limit, and any picture."""
+    """Return the name of the loss, a table of distances and limit, and a picture of any losses."""
     is_alone = len(result.curves) == 1
     verdict = "" if is_alone else f" ({WORDS[curve.agreement]})"
     farthest = f": the farthest of {len(curve.others)}" if len(curve.others) > 1 else ""

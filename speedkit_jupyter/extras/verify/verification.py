@@ -38,7 +38,7 @@ from speedkit_jupyter.torchglue.storage import is_in_memory
 
 # Default number of calls in each run: enough for a wrong learning rate or weight decay to show.
 STEPS = 50
-# Most other baselines to train before the report says that the curves differ.
+# Limit on the number of other baselines; after these, the report says that the curves differ.
 MOST_BASELINES = 4
 # Relative noise in weights of other baselines, at most half of bf16's unit roundoff; bf16 weights
 # get more. In a step without random numbers, another seed alone changes nothing.
@@ -145,7 +145,7 @@ def watched() -> Iterator[Losses]:
 def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     """Return the curves of `runs`: the baseline, the plan, and other baselines.
 
-    There is one curve per loss, or one for the mean if losses are many or their number varies.
+    There is one curve per loss, or one of the mean for over MOST_LOSSES or a varying number.
     `unit` is the coarser unit roundoff of plan and model.
     """
     steps = [step for run in runs for step in run]
@@ -339,7 +339,7 @@ def verify(
         steps: number of calls of the step in each run (default: 50).
 
     Returns:
-        A Verification with the `verdict` and the curves.
+        A Verification: `verdict` ("same", "different", "worse" or "failed") and `curves`.
 
     Raises:
         SpeedKitError: `step` can't be verified, the plan changes nothing, or an argument is wrong.

@@ -40,7 +40,7 @@ def cells() -> dict[str, Callable[..., None]]:
 
 
 def selected(line: str, default: str = "status") -> tuple[Command, str]:
-    """Return a line's command and the rest; `help` for a final word in HELP. Raises UsageError."""
+    """Return a line's command (`default` if it has none, `help` for a last `-h`), and the rest."""
     line = options.without_comment(line).strip()
     typed = options.split(line)
     if typed and typed[-1] in HELP:
@@ -53,7 +53,7 @@ def selected(line: str, default: str = "status") -> tuple[Command, str]:
 
 
 def cell_command(name: str) -> Callable[..., None]:
-    """Return the function that runs a `%%speedkit` cell of that name; raises UsageError."""
+    """Return the function that runs a subcommand's `%%speedkit` cell; raises UsageError."""
     if (run := cells().get(name)) is None:
         raise UsageError(f"{name} takes no cell: use %speedkit {name}")
     return hide_internal_frames(run)

@@ -43,7 +43,7 @@ def status(names: Names, session: Session, arguments: Namespace) -> None:
     models = {} if applied else namespace.whole_models(names)
     plans = [
         (name, namespace.planned_for(names, name)[2], MEMORY.of(model))
-        for name, model in islice(models.items(), 3)  # enough for a first look
+        for name, model in islice(models.items(), 3)  # more would fill the page
     ]
     display(reports.status_report(Hardware.current(), applied, plans))
 
@@ -196,7 +196,7 @@ def explain(names: Names, session: Session, arguments: Namespace) -> None:
 def panel(names: Names, session: Session, arguments: Namespace) -> None:
     models, asked = namespace.find_models(names, arguments.model), arguments.optimizer
     found = arguments.step and namespace.find_function(names, arguments.step)
-    # A name stays a name, and is looked up when Measure is pressed.
+    # If the function is a variable, its current value is looked up when Measure is pressed.
     step = arguments.step if arguments.step in names else found
     for model in models.values():
         optimizers = namespace.find_optimizers(names, asked, model, len(models) == 1)

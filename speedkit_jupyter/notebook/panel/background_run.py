@@ -24,10 +24,10 @@ END = object()
 
 
 class BackgroundRun:
-    """A benchmark or search in the background; calls `told(self)` at each pause and at the end.
+    """A benchmark or search in the background, which calls `told(self)` at pauses and at the end.
 
-    `message` is the reason if the run failed or no round fitted; `result` is the result after the
-    run, or None. The user's state is in place whenever another task of the event loop runs.
+    `message` says why the run failed, or that no round fitted; `result` is None until the run ends,
+    and without results. The user's state is in place whenever another task of the event loop runs.
     """
 
     def __init__(self, engine: Any, told: Callable[[BackgroundRun], None]) -> None:
@@ -42,7 +42,7 @@ class BackgroundRun:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start at the next turn of the event loop, or run to the end if no loop is running."""
+        """Start at the next turn of the event loop; if no loop is running, run to the end now."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -56,7 +56,7 @@ class BackgroundRun:
         self._stopped = True
 
     def interrupt(self) -> None:
-        """Stop from another thread; a running block gets SIGINT, as from Jupyter's stop button."""
+        """Stop the run from another thread; if a block runs, send SIGINT to the main thread."""
         with self._lock:
             self._stopped = True
             if self._is_in_block and hasattr(signal, "pthread_kill"):  # ends system calls, too
@@ -78,9 +78,9 @@ class BackgroundRun:
             self._blocks.close()
 
     def _run_block(self) -> bool:
-        """Run the next block; return whether there was one. The kernel's stop button ends the run.
+        """Run the next block of the measurement; return False if none is left. Ctrl-C ends the run.
 
-        Between cells a kernel ignores this button's signal, so a handler is set for the block.
+        Between cells a kernel ignores its stop button's SIGINT, so the block gets a handler.
         """
         is_main = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
@@ -100,7 +100,7 @@ class BackgroundRun:
                 signal.signal(signal.SIGINT, before)
 
     async def _give_up_turn(self) -> float:
-        """Call `told`, let other tasks run; return pausing seconds. Changed state ends the run."""
+        """Let `told` and other tasks run; return overhead in seconds. Changes may end the run."""
         start, given_s = time.perf_counter(), 0.0
         here = measurement_guard.in_progress()
         try:
@@ -116,7 +116,7 @@ class BackgroundRun:
         return time.perf_counter() - start - given_s
 
     def _measure(self, engine: Any) -> Generator[None, None, None]:
-        """Yield after each block, record the end; catch Ctrl-C, which would end the event loop."""
+        """Yield after each block; set result and state at the end, also after errors and Ctrl-C."""
         steps: Any = engine.run()
         end: Literal["done", "stopped", "failed"] = "stopped"  # also if the event loop is closed
         try:
@@ -126,7 +126,7 @@ class BackgroundRun:
                     break
             else:
                 end = "done"
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # else Ctrl-C would end the event loop
             pass
         except Exception as error:
             of_step = f"the step raised {type(error).__name__}: {error}"
@@ -144,7 +144,7 @@ class BackgroundRun:
 
 
 def later_in_main_thread(call: Callable[[], object]) -> bool:
-    """Return True if the main thread will run `call` later; False in it or without a kernel.
+    """Schedule `call` in the main thread; called there, or without a kernel, only return False.
 
     JupyterLab 4.5 and later send clicks to another thread, which also runs during a cell.
     """
@@ -156,7 +156,7 @@ def later_in_main_thread(call: Callable[[], object]) -> bool:
 
 
 def on_arrival(button: Any, call: Callable[[], None]) -> None:
-    """Run `call` in ipykernel's message thread at each click, even while code runs.
+    """Make each click run `call` in ipykernel's message thread, even while code runs.
 
     ipykernel 7.4 asks a method of the comm for the thread of each message. Without that method a
     click waits until the kernel is idle, and only the kernel's stop button interrupts.

@@ -82,7 +82,7 @@ class Control:
         self.input.observe(self._picked, "value")
 
     def show(self, config: SpeedConfig, decisions: Mapping[str, Decision]) -> None:
-        """Show a config's value; for auto, with the value that SpeedKit decides."""
+        """Show the option's value in `config`; name the value that SpeedKit decides for `auto`."""
         asked, auto = config.word(self.path), "auto"
         if self.is_first and "auto" in decisions:
             value = "as is" if config.is_alone else word(decisions["auto"].value)

@@ -50,7 +50,7 @@ NO_STEP = (
 
 
 class Panel:
-    """See, toggle and measure a model's plan. Show it as a cell's last value, or with `display`.
+    """See, toggle and measure a model's plan. Show the panel as a cell's value, or with `display`.
 
     Args:
         model: the model; the panel does not keep it alive.
@@ -61,7 +61,7 @@ class Panel:
 
     Attributes:
         config: the config that Apply puts into force.
-        result: the last comparison; after a search, the winner's proof. None without a result.
+        result: the last benchmark's comparison, or the last search's proof; None if there is none.
 
     Raises:
         ArgumentError: an argument has the wrong type.
@@ -156,7 +156,7 @@ class Panel:
         return MEMORY.of(self._model())
 
     def _take_tuned(self) -> None:
-        """Take the config that the search found, unless a plan was applied after the search."""
+        """Set `config` to the newest search's config, if any, unless a plan was applied later."""
         if (found := self._tuned) is not None and found.is_newer:
             self.config = found.config
 
@@ -202,7 +202,7 @@ class Panel:
             self._tell(f"`{CTX}` is in use: this context is `{variable}`")
 
     def restore(self) -> None:
-        """Restore all plans of the model."""
+        """Undo all plans of the model. Raises SpeedKitError if the model was deleted."""
         self._alive()
         while self.context is not None:
             self.context.restore()
@@ -223,7 +223,7 @@ class Panel:
             self._run.stop()
 
     def _interrupt(self) -> None:
-        """Interrupt the current block, which may be compiling; called in another thread."""
+        """Stop at once, even in a block that is compiling; called in ipykernel's message thread."""
         if self._run is not None:
             self._run.interrupt()
 
@@ -238,7 +238,7 @@ class Panel:
                 get_ipython().run_line_magic("speedkit", f"auto {'on' if change['new'] else 'off'}")
 
     def show_auto(self) -> None:
-        """Show whether `auto` is on, and its line."""
+        """Show in the panel whether `auto` is on, and the last line that `auto` reported."""
         self.auto.value = bool(self._session.auto_line)
         self.live.value = escape(self._session.auto_line)
 
@@ -257,7 +257,7 @@ class Panel:
         self._draw()
 
     def _followed(self, run: background_run.BackgroundRun) -> None:
-        """Redraw; after the run, store result and report, and take a found plan as `config`."""
+        """Redraw; after a run, first store the result, and set `config` to a search's answer."""
         if run.state != "running":
             result, self._message = run.result, run.message
             self._report = None if result is None else result.report().brief()
@@ -300,7 +300,7 @@ class Panel:
         self._drawn_at, self._was_busy = 0.0, False
         self.controls, self.buttons = controls.plan_controls(self._pick), controls.buttons()
         self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
-        # The plan, the progress of a run, and its result.
+        # The HTML of the plan, of the progress, and of the result.
         self.state, self.status, self.outcome = w.HTML(), w.HTML(), w.HTML()
         self.auto, self.live = controls.auto_checkbox(), w.HTML()
         self.auto.disabled = get_ipython() is None
@@ -346,7 +346,7 @@ class Panel:
         self.outcome.value = "" if self._report is None else self._report.to_html()
 
     def _draw_run(self) -> None:
-        """Draw progress, a message, or the step that a click on Measure would time."""
+        """Draw the progress or, without a run, the message or the step that Measure would time."""
         run, is_busy = self._run, self._is_busy
         self.buttons["Stop"].disabled = not is_busy
         self.progress.layout.display = None if is_busy else "none"

@@ -27,7 +27,7 @@ class Arrays(StateHandler):
         return _bare(instance).ravel().tolist() if instance.dtype == object else ()
 
     def copy(self, instance: Any, copies: CopyBudget) -> tuple[Any, Any]:
-        """Return the copy (None if too large) and `_header`. Raises TypeError for object fields."""
+        """Return a copy (None if too large) and the header. Raises TypeError for object fields."""
         plain = _bare(instance)
         if plain.dtype.hasobject and plain.dtype != object:
             raise TypeError("it has fields of objects")
@@ -116,7 +116,7 @@ class Generators(StateHandler):
 
 
 def _method(generator: Any, verb: str) -> Any:
-    """Return the method that reads or writes the state; None if the state is an attribute."""
+    """Return the method that gets or sets (`verb`) the state; None if the state is an attribute."""
     return getattr(generator, f"{verb}state", getattr(generator, f"{verb}_state", None))
 
 

@@ -22,7 +22,7 @@ class CopyBudget:
         self._left = MOST_COPIED_IN_ALL
 
     def fits(self, instance: Any, size: int) -> bool:
-        """Return whether `size` bytes may be copied; subtract them, or record the object."""
+        """Reserve `size` bytes if the limits allow; else record the object, and return False."""
         if id(instance) in self._required:
             return True
         if size > min(MOST_COPIED_BYTES, self._left):
@@ -52,7 +52,7 @@ class StateHandler:
         return ()
 
     def copy(self, instance: Any, copies: CopyBudget) -> Any:
-        """Return a copy of the object's contents. May raise any Exception."""
+        """Return a copy of the object's contents, if `copies` allows. May raise any Exception."""
         return None
 
     def same(self, instance: Any, memory: Any) -> bool:
@@ -64,7 +64,7 @@ class StateHandler:
         return len(now) == len(memory) and all(map(operator.is_, now, memory))
 
     def same_values(self, instance: Any, memory: Any) -> bool:
-        """Return whether the object has its copy's values, regardless of memory and strides."""
+        """Return whether the object has the copied values, at any address and with any strides."""
         return self.same(instance, memory)
 
     def takes_as_long(self, instance: Any, memory: Any) -> bool:
@@ -78,7 +78,7 @@ class StateHandler:
         """Replace all references to `old` in the object by references to `new`."""
 
     def is_unrestorable(self, instance: Any) -> bool:
-        """Return whether the object can't be put back, so that a warning precedes the run."""
+        """Return whether the object can't be put back; the user is then warned before the run."""
         return False
 
 
@@ -111,7 +111,7 @@ class NamedParts(CompositeHandler):
 
 
 def attribute_dict(instance: Any) -> dict[str, Any] | None:
-    """Return an instance's `__dict__`, or None without a dict; don't run its `__getattribute__`."""
+    """Return an instance's `__dict__`, or None; skip a `__getattribute__` of the user's class."""
     try:
         attributes = object.__getattribute__(instance, "__dict__")
     except AttributeError:

@@ -29,7 +29,7 @@ class Dicts(CompositeHandler):
     types = (dict,)
 
     def copy(self, instance: Any, copies: CopyBudget) -> list[Any]:
-        """Return the factory, the keys and the values."""
+        """Return a list: the factory or None, then all keys, then all values."""
         base = _base(instance)
         factory = instance.default_factory if isinstance(instance, defaultdict) else None
         return [factory, *base.keys(instance), *base.values(instance)]
@@ -51,7 +51,7 @@ class Dicts(CompositeHandler):
 
 
 def _base(instance: Any) -> Any:
-    """Return the built-in base class, because a user's class may override methods."""
+    """Return OrderedDict or dict, whose methods a user's subclass may override."""
     return OrderedDict if isinstance(instance, OrderedDict) else dict
 
 

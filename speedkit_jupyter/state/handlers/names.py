@@ -28,9 +28,9 @@ TEXTUAL = frozenset([
 
 
 class Names:
-    """The names that code uses in a namespace; if `whole`, all names without a leading `__`.
+    """The names that code uses in the namespace `space`; if `whole`, all without a leading `__`.
 
-    `others` are imports, and `whole` Names of the namespace if code may look up names by string.
+    Code reads the names `read`, assigns or deletes `bound`, and reaches `others`, such as modules.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Names:
 
 
 class NamesHandler(NamedParts):
-    """Handle global names: compare all, put back names that the code binds (all if `whole`)."""
+    """Handle global names: compare all; put back only names that code binds, or all if `whole`."""
 
     types = (Names,)
 

@@ -12,12 +12,12 @@ from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
 from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue.storage import has_values, is_plain, plain
 
-# A step's duration may depend on the values of a smaller tensor: a counter, a mask, a flag.
+# A step's duration may depend on values of tensors below this size, such as counters and masks.
 LARGE_BYTES = 1 << 20
 
 
 class StorageCopy(NamedTuple):
-    """A tensor's values (`saved`) and an alias of its memory (`home`), if copied, with metadata."""
+    """A tensor's metadata; `saved` has its values, `home` aliases its memory; both may be None."""
 
     saved: torch.Tensor | None
     home: torch.Tensor | None
@@ -119,7 +119,7 @@ class Gradients(StateHandler):
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype, device; then strides and (address, bytes), or else the layout."""
+    """Return shape, dtype, device; then strides and (address, bytes), or layout if not strided."""
     parameters: Any = torch.nn.parameter
     if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # a lazy wrapper without a shape

@@ -1,6 +1,6 @@
 """All rules by name, in the order of application.
 
-A rule is a function that yields opportunities for a situation, about one reason for slow steps.
+A rule is a function that takes a Situation and yields opportunities about one cause of slowness.
 """
 
 from __future__ import annotations

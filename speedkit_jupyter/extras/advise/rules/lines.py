@@ -64,7 +64,7 @@ def _growing(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
 
 
 def _over_parameters(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
-    """Find `for p in model.parameters(): …`, unless it calls NumPy, which has no foreach calls."""
+    """Find `for p in model.parameters(): …` without NumPy calls: NumPy has no foreach functions."""
     every = ("parameters", "named_parameters", "buffers")
     loops: Any = seen.nodes(ast.For, ast.ListComp, ast.GeneratorExp)
     for code, node in loops:
@@ -140,7 +140,7 @@ COSTLY = {
 
 
 def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
-    """Find statements of the kind `COSTLY[rule]` with at least its share `taken` of the step."""
+    """Find statements of the kind `COSTLY[rule]` that take at least `taken` of the step."""
     kind, known = COSTLY[rule], set[tuple[Spot, ...]]()
     for code, node in kind.nodes(seen.observed):
         taken, spots = seen.line_share(code, node), code.lines_of(node)
@@ -164,7 +164,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
 def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     """Find lines that wait for the device: `.item()`, `print(loss)`, `if loss > 0`.
 
-    On a CPU these lines don't wait: a line counts from 16 calls per step, with its other time, too.
+    On a CPU, no line waits: a line counts from 16 calls per step, and all of its time counts.
     """
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():
@@ -187,7 +187,7 @@ def synchronizations(seen: Situation) -> Iterator[Opportunity]:
 
 
 def slow_lines(seen: Situation) -> Iterator[Opportunity]:
-    """Find Python lines that take much of the step and that no other rule has found."""
+    """Find Python lines that take 15 % of the step or more and that no other rule has found."""
     known = {spot for one in seen.found for spot in one.spots}
     parts: list[Part] = ["rest"]
     if not any(one.part == "data" for one in seen.found):

@@ -115,7 +115,7 @@ def _begins_anew(seen: Situation, code: FunctionCode, node: ast.AST, keeper: str
 
 
 def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
-    """Return the names of a sum or list, and of the loss kept with its graph (empty if none)."""
+    """Return the names of a sum or list and of the loss that it keeps with a graph; "" if none."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
         keeper, value = situation.dotted(node.target), node.value
     elif isinstance(node, ast.Call) and situation.is_called(node, "append") and len(node.args) == 1:
@@ -170,7 +170,7 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _outermost(seen: Situation, idle: Sequence[torch.nn.Parameter]) -> str:
-    """Return code for the first module with only idle parameters (`net[0]`), or "parameter"."""
+    """Return code for the first module with all parameters in `idle` (`net[0]`), or "parameter"."""
     ids = {id(one) for one in idle}
     for module in (part for model in seen.subject.models for part in model.modules()):
         own = {id(one) for one in module.parameters()}
@@ -200,7 +200,7 @@ def needless_checkpointing(seen: Situation) -> Iterator[Opportunity]:
 
 
 def adapter_dropout(seen: Situation) -> Iterator[Opportunity]:
-    """Find dropout in PEFT adapters, which copies and masks each layer's input once more."""
+    """Find dropout in PEFT adapters: it masks a copy of each adapter's input."""
     named = [pair for model in seen.subject.models for pair in model.named_modules()]
     dropouts = [one for name, one in named if "lora_dropout" in name and attribute(one, "p")]
     layers = [one for one in dropouts if one.training]
