@@ -45,6 +45,11 @@ def lower(module):
         return tree_map_only(torch.Tensor, in_float32, results)
 
     module.forward = MethodType(call, module)"""
+UNNESTED = (
+    "for part in model.modules():",
+    "    if isinstance(part, torch.nn.TransformerEncoder):",
+    "        part.use_nested_tensor = False  # CPU autocast can't compute nested tensors",
+)
 OUTSIDE = "the code around uses its own autocast; forward passes outside of the plan"
 
 
@@ -164,10 +169,9 @@ class Precision(Optimization):
                 raise SpeedKitError("Trainer has no fp16 on cpu: use --as torch")
             return Snippet(arguments={dtype: "True"})
         lines = LOWERED.format(device=device_type, dtype=DTYPES[dtype]).splitlines()
-        if device_type == "cpu" and any(issubclass(c, TransformerEncoder) for c in facts.classes):
-            lines += ["", "torch.backends.mha.set_fastpath_enabled(False)  # it mixes dtypes"]
         imports = ("from functools import wraps", "from types import MethodType")
-        return Snippet(imports=imports, setup=tuple(lines), changes_forward="lower")
+        model = UNNESTED if device_type == "cpu" and TransformerEncoder in facts.classes else ()
+        return Snippet(imports=imports, setup=tuple(lines), model=model, changes_forward="lower")
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         return {"model.autocast": planned.value if planned else target.memo.autocast or "off"}
@@ -212,24 +216,18 @@ class ModelCallState(threading.local):
     model = False
 
 
-class FastPath:
-    """The flag of torch's Transformer fast path, off while a thread is in a call under autocast."""
+class Unnested(Call):
+    """A call of TransformerEncoder without nested tensors, which CPU autocast can't compute."""
 
-    def __init__(self) -> None:
-        self._threads, self._lock, self._before = set[int](), threading.Lock(), True
-
-    def allow(self, is_allowed: bool) -> None:
-        """Record that this thread leaves (`is_allowed`) or enters a call, and set the flag."""
-        here = {threading.get_ident()}
-        with self._lock:
-            if not self._threads:
-                self._before = torch.backends.mha.get_fastpath_enabled()
-            self._threads = self._threads - here if is_allowed else self._threads | here
-            torch.backends.mha.set_fastpath_enabled(self._before and not self._threads)
-
-
-# A global, because the flag is process-wide. Under CPU autocast, the fast path mixes dtypes.
-FAST_PATH = FastPath()
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        encoder: Any = self.module
+        before = encoder.use_nested_tensor
+        try:
+            if torch.is_autocast_enabled("cpu") and self.acts():
+                encoder.use_nested_tensor = False
+            return self.below(*args, **kwargs)
+        finally:
+            encoder.use_nested_tensor = before
 
 
 class Lowered(Call):
@@ -274,7 +272,6 @@ class Lowered(Call):
         try:
             try:
                 self._inside.model = True
-                FAST_PATH.allow(False)
                 torch.set_autocast_dtype(*self._block)
                 torch.set_autocast_enabled(self._block[0], True)
                 result = self.below(*args, **kwargs)
@@ -289,7 +286,6 @@ class Lowered(Call):
 
     def _leave(self, dtype: torch.dtype) -> None:
         """Turn autocast off, restore the flags, clear the cache, and mark the call as ended."""
-        FAST_PATH.allow(True)
         torch.set_autocast_enabled(self._block[0], False)
         torch.set_autocast_dtype(self._block[0], dtype)
         torch.clear_autocast_cache()
@@ -303,4 +299,6 @@ def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
     block = ("cpu" if parameter is None else parameter.device.type, dtype)
     parts = [part for _, part in parts_called(model)]
     lowered = [Lowered(one, target, block, inside, one is not model) for one in (model, *parts)]
-    return [*lowered, *cast_once(model, target.notes, target.only_in)]
+    encoders = [one for one in model.modules() if isinstance(one, TransformerEncoder)]
+    unnested = [Unnested(one, target.notes, target.only_in) for one in encoders]
+    return [*lowered, *unnested, *cast_once(model, target.notes, target.only_in)]

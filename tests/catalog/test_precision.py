@@ -87,12 +87,12 @@ def test_a_checkpoint_recomputes_as_it_computed(applied, reentrant):
     assert {dtype for dtype, _ in net.seen} == {low}
 
 
-def test_torchs_fast_path_of_transformers_does_not_meet_autocast(applied):
+def test_autocast_meets_no_nested_tensors_of_torchs_transformers(applied):
     layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
     model, mask = nn.TransformerEncoder(layer, 1).eval(), torch.tensor([[False, True]])
     with apply_speedups(model, applied[1].config)[1], torch.no_grad():
         result = model(torch.rand(1, 2, 8), src_key_padding_mask=mask)
-    assert (result.dtype, torch.backends.mha.get_fastpath_enabled()) == (torch.float32, True)
+    assert (result.dtype, model.use_nested_tensor) == (torch.float32, True)
 
 
 def test_results_keep_their_structure_and_other_objects_stay_themselves(applied):
