@@ -139,6 +139,7 @@ def test_the_ranks_listen_on_loopback_only():
     assert launch(listening) == {"127.0.0.1"}
 
 
+AT_ONCE = "from speedkit_jupyter.extras.processes import rank\nrank.ALONE_S = 1.0\n"
 ONE_RANK = "import time, torch.distributed as dist\nif dist.get_rank() == 0:\n    "
 SHARDED = """
 from speedkit_jupyter import SpeedConfig, apply_speedups
@@ -149,7 +150,7 @@ apply_speedups(model, SpeedConfig(distributed="fsdp2"))
 @pytest.mark.parametrize(
     ("before", "line"),
     [
-        pytest.param("", "dist.barrier()", id="barrier"),
+        pytest.param(AT_ONCE, "dist.barrier()", id="barrier"),
         pytest.param(
             SHARDED, "best = model.weight.full_tensor()", id="fsdp2", marks=pytest.mark.thorough
         ),
@@ -173,14 +174,13 @@ def test_an_error_of_one_rank_with_a_sharded_model_is_shown():
 
 
 def test_a_rank_that_computes_longer_than_another_is_not_ended():
-    at_once = "from speedkit_jupyter.extras.processes import rank\nrank.ALONE_S = 1.0\n"
     for cell in (
-        at_once + ONE_RANK + "time.sleep(2.5)\ndist.barrier()",
+        AT_ONCE + ONE_RANK + "time.sleep(2.5)\ndist.barrier()",
         ONE_RANK + "time.sleep(2.5)",
     ):
         list(Launch(f"{cell}\nended = True", names := {}).run(lambda text: None))
         assert names["ended"]
-    launch(exec, at_once.replace("1.0", "10.0"))
+    launch(exec, AT_ONCE.replace("1.0", "10.0"))
 
 
 def test_a_line_of_a_magic_sees_and_binds_names():
