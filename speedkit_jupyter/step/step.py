@@ -160,7 +160,7 @@ class Step:
         refuse_unfit_call(self.run, [None])
         takes_one = arguments_of(self.run) == 1
         if takes_one and not {"ctx", "context", "_"} & {*inspect.signature(self.run).parameters}:
-            raise StepError("the step takes a batch: measure `lambda: step(batch)`, or name it ctx")
+            raise StepError("a step takes no batch: use `lambda: step(batch)`, or the argument ctx")
         if any(map(has_lazy_parameters, (*self.models, *self.bystanders))):
             raise StepError("lazy layers have no shape yet: run one forward pass before")
 

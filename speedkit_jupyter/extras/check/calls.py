@@ -161,7 +161,7 @@ class PatchWatch:
 
     def __init__(self) -> None:
         self._before = [(owner, _functions(owner)) for owner in WATCHED]
-        self._switches, self._grad = flags.snapshot(), torch.is_grad_enabled()
+        self._flags, self._grad = flags.snapshot(), torch.is_grad_enabled()
 
     def changes(self) -> list[str]:
         faults = []
@@ -175,10 +175,10 @@ class PatchWatch:
                 if not getattr(code, "co_filename", "").startswith(TORCH):
                     faults.append(f"it replaces {owner.__name__}.{name}")
                     setattr(owner, name, before[name]) if name in before else delattr(owner, name)
-        switched = flags.diff(self._switches, flags.snapshot())
+        switched = flags.diff(self._flags, flags.snapshot())
         faults += [f"it changes the flag {one.name} to {one.after}" for one in switched]
         if switched:
-            flags.restore(self._switches)
+            flags.restore(self._flags)
         if torch.is_grad_enabled() != self._grad:
             faults.append("it leaves gradients switched on or off")
             torch.set_grad_enabled(self._grad)
