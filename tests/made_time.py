@@ -51,7 +51,7 @@ def installed(
 
 
 def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
-    from speedkit_jupyter.rounds import clock as engines_clock
+    from speedkit_jupyter.rounds import busy_machine
 
     made = MadeTime(tick_s)
     names = ("perf_counter", "process_time", "monotonic")
@@ -59,8 +59,8 @@ def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
     for module in engine():
         monkeypatch.setattr(module, "time", clock)
     # Nor are the moments in which other processes hold the cores.
-    monkeypatch.setattr(engines_clock, "waited_s", lambda: 0.0)
-    monkeypatch.setattr(engines_clock, "taken_by_others_s", lambda: 0.0)
+    monkeypatch.setattr(busy_machine, "waited_s", lambda: 0.0)
+    monkeypatch.setattr(busy_machine, "taken_by_others_s", lambda: 0.0)
     # The machine's own rates can't be measured with it.
     from speedkit_jupyter.machines import gemm_rates
 

@@ -19,7 +19,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.notebook.namespace import find_models, named_optimizers
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.rounds.clock import Stopwatch
+from speedkit_jupyter.rounds.timing import Stopwatch
 from speedkit_jupyter.state.handlers.names import Names, global_names, names_of
 from speedkit_jupyter.step import reachable
 from speedkit_jupyter.step.step import StateWarning, Step

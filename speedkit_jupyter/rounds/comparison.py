@@ -20,7 +20,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds import statistics
 from speedkit_jupyter.rounds.budget import Compilations
-from speedkit_jupyter.rounds.clock import are_interrupted, held_up
+from speedkit_jupyter.rounds.busy_machine import are_interrupted, held_up
 from speedkit_jupyter.step.memory import MemoryUse
 from speedkit_jupyter.support import __version__
 from speedkit_jupyter.support.exceptions import SpeedKitError

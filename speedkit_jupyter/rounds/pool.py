@@ -11,7 +11,7 @@ from speedkit_jupyter.plans.context import hidden
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.right.judge import StepJudge
 from speedkit_jupyter.rounds import budget as costs
-from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds import busy_machine, clock
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Progress, Record
 from speedkit_jupyter.rounds.runner import Runner, Surrounding, release
@@ -71,7 +71,7 @@ class Pool:
             return runner
         yield Progress(0.0, f"warming up {runner.record.name} (1 of {len(variants)})")
         does, most_s = runner.facts.repeats, WARM_UP * budget.seconds / len(variants)
-        given = budget, clock.Interruptions(), most_s
+        given = budget, busy_machine.Interruptions(), most_s
         try:
             with runner.applied(), watching.optimizers_made(self.step.models) as made:
                 runner.warm_up(*given, around=around)
@@ -114,7 +114,7 @@ class Pool:
         `policy.most_times_slower` times slower than `first`. Once another variant is warm, compiled
         variants warm up only if their rounds fit. A budget that `grows` gets up to 600 s.
         """
-        interruptions = clock.Interruptions()
+        interruptions = busy_machine.Interruptions()
         # Variants are planned only now, when the optimizers that the step creates are known.
         runners = [first, *(self.runner(variant, first) for variant in variants[1:])]
         yield Progress(0.0, _time_ahead(working(runners), budget, grows))

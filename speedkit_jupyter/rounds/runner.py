@@ -18,9 +18,8 @@ from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans.context import MeasuredContext
 from speedkit_jupyter.plans.planning import precision_of, together
 from speedkit_jupyter.right.judge import Accuracy
-from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds import busy_machine, clock
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.clock import SELDOM
 from speedkit_jupyter.rounds.comparison import Record
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.step import Step, refuse_unrun_result, reports_out_of_data
@@ -160,7 +159,7 @@ class Runner:
     def warm_up(
         self,
         budget: Budget,
-        interruptions: clock.Interruptions,
+        interruptions: busy_machine.Interruptions,
         most_s: float,
         usual_s: float = 0.0,
         around: Surrounding = nullcontext,
@@ -186,7 +185,7 @@ class Runner:
                 self.warm = self.state()
             budget.exclude(now_s - usual_s if compiled else 0.0)
             if len(times_s) <= 2 or now_s < self.fastest_s:  # the first is often the slowest
-                self.fastest_s, self.was_disturbed = now_s, waited_s > SELDOM * now_s
+                self.fastest_s, self.was_disturbed = now_s, waited_s > busy_machine.SELDOM * now_s
             if len(times_s) == 1:
                 record.note_warm_up(now_s)
             elif not compiled:

@@ -9,9 +9,8 @@ from dataclasses import replace
 from statistics import median
 
 from speedkit_jupyter.rounds import budget as costs
-from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds import busy_machine
 from speedkit_jupyter.rounds.budget import OVERHEAD_S, Budget, graphs
-from speedkit_jupyter.rounds.clock import BUSY
 from speedkit_jupyter.rounds.comparison import Comparison, Progress, Record
 from speedkit_jupyter.rounds.runner import LEFT_OUT_FIRST, OVERFLOW, RECENT, Runner
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
@@ -158,7 +157,7 @@ class Sampler:
         # By the runner's id: seconds of recent blocks, and numbers of consecutive blocks left out.
         self._blocks_s: dict[int, deque[float]] = {}
         self._skipped, self._compiled = Counter[int](), Counter[int]()
-        self._interruptions = clock.Interruptions()
+        self._interruptions = busy_machine.Interruptions()
         self._lead_in, self._length = block_steps(racing)
         self._is_long = bool(racing) and racing[0].step_s >= LONG_S
         self._steps = self._lead_in + self._length  # steps per block
@@ -175,7 +174,7 @@ class Sampler:
                 blocks[id(runner)] = self._block_or_failure(runner)
                 left_s, name = max(self._left_s(), 0.0), runner.record.name
                 text = f"round {self.rounds.number}, {name}, at most {left_s:.0f} s left"
-                text = f"{BUSY}; {text}" if known and known.busy else text
+                text = f"{busy_machine.BUSY}; {text}" if known and known.busy else text
                 yield Progress(min(1 - left_s / max(self._rounds_s, 1e-9), 1.0), text, known)
             comparison = self._record(blocks)
             if not self.runners:  # all variants have failed

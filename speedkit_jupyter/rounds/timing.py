@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget, graphs
-from speedkit_jupyter.rounds.clock import Interruptions, Stopwatch, held_up
+from speedkit_jupyter.rounds.busy_machine import Interruptions, held_up
 from speedkit_jupyter.rounds.comparison import Progress, Shown
 from speedkit_jupyter.rounds.statistics import least_values, median_interval
 from speedkit_jupyter.state.snapshot import Snapshot
@@ -29,6 +30,33 @@ from speedkit_jupyter.torchglue import interrupts
 LEAST_RUNS = least_values()
 # Default number of runs: at least 7, as in %timeit, and at least one more than LEAST_RUNS.
 RUNS = max(7, LEAST_RUNS + 1)
+
+
+class Stopwatch:
+    """Measure the seconds `wall_s` from `begin()` to `end()`, with an idle device at both.
+
+    Other processes may have delayed this process for up to `waited_s` of these seconds.
+    """
+
+    def __init__(
+        self, device: torch.device, timer: Callable[[], float], interruptions: Interruptions
+    ) -> None:
+        self._device, self._timer, self._interruptions = device, timer, interruptions
+        self.wall_s = self.waited_s = 0.0
+
+    def begin(self) -> None:
+        synchronize(self._device)
+        self._interruptions.begin()
+        self._start = self._timer()
+
+    def end(self) -> None:
+        end_s = self._timer()  # read first, because an empty block takes nanoseconds
+        if self._device.type != "cpu":
+            synchronize(self._device)
+            end_s = self._timer()
+        self.wall_s = end_s - self._start
+        self.waited_s = self._interruptions.seconds(self.wall_s)
+
 
 # A function that runs the given number of steps between the stopwatch's `begin` and `end`.
 Loop = Callable[[int, Stopwatch], object]

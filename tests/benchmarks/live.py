@@ -27,7 +27,7 @@ from _workloads import WORKLOADS, Workload, made
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter import auto
-from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds import busy_machine, clock
 
 STEPS, TURNS, PART, WARM = 2000, 40, 4, 5
 OF_BEST, OF_PLAIN, MOST_MISSED = 1.03, 1.02, 2
@@ -135,7 +135,7 @@ def under_auto(turns: Connection, workload: str, part: int) -> None:
 @contextmanager
 def still_clocks() -> Iterator[Callable[[Callable[[], Any]], None]]:
     """Give a function that calls another, during which time and load of other processes stop."""
-    clocks = (clock.now, clock.taken_by_others_s)
+    clocks = (clock.now, busy_machine.taken_by_others_s)
     outside = [0.0, 0.0]
 
     def stand_still(call: Callable[[], Any]) -> None:
@@ -145,7 +145,7 @@ def still_clocks() -> Iterator[Callable[[Callable[[], Any]], None]]:
             outside[number] += read() - begun[number]
 
     clock.now = lambda: clocks[0]() - outside[0]
-    clock.taken_by_others_s = lambda: clocks[1]() - outside[1]
+    busy_machine.taken_by_others_s = lambda: clocks[1]() - outside[1]
     yield stand_still
 
 

@@ -17,7 +17,7 @@ from speedkit_jupyter.extras.rollouts import way_choice
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.notebook import session
 from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds import busy_machine, clock, timing
 from speedkit_jupyter.step import memory
 
 KIND = "sim" if "sim" in sys.modules else "cuda"
@@ -158,7 +158,7 @@ def test_a_time_holds_the_kernels_that_a_step_only_launches(late):
     x.relu()
     assert late.now_s() == launched_s
     assert clock.timed(lambda: [x.relu() for _ in range(7)], x.device) > 8 * KERNEL_S
-    watch = clock.Stopwatch(x.device, late.perf_counter, clock.Interruptions())
+    watch = timing.Stopwatch(x.device, late.perf_counter, busy_machine.Interruptions())
     watch.begin()
     x.relu()
     watch.end()

@@ -3,7 +3,7 @@
 import pytest
 
 from speedkit_jupyter.notebook.speedbench import with_statement
-from speedkit_jupyter.rounds.clock import Interruptions
+from speedkit_jupyter.rounds.busy_machine import Interruptions
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.rounds.timing import RUNS, Timing
 

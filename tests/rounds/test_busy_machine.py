@@ -14,7 +14,7 @@ from _load import strangers
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds import busy_machine
 from speedkit_jupyter.rounds.comparison import Comparison
 
 pytestmark = [
@@ -58,8 +58,8 @@ def test_where_others_hold_the_cores_the_truth_is_inside_and_the_load_said(held_
 
 def test_a_step_that_sleeps_is_held_up_by_others_alone(monkeypatch):
     waited_s = itertools.count(step=0.002)  # its own threads wait for one another
-    monkeypatch.setattr(clock, "waited_s", lambda: float(next(waited_s)))
-    monkeypatch.setattr(clock, "taken_by_others_s", lambda: 0.0)
+    monkeypatch.setattr(busy_machine, "waited_s", lambda: float(next(waited_s)))
+    monkeypatch.setattr(busy_machine, "taken_by_others_s", lambda: 0.0)
     model, x = nn.Linear(64, 64), torch.randn(64, 64)
     step = lambda: (time.sleep(0.01), model(x))  # noqa: E731
     found = benchmark(step, "baseline,sdpa:math", model=model, budget_s=2.0)
@@ -75,8 +75,8 @@ def test_a_step_that_sleeps_is_held_up_by_others_alone(monkeypatch):
 def test_nothing_waits_longer_for_others_than_these_compute(monkeypatch, taken_s, held_up_s):
     numbers = {"now": 0.0, "waited_s": 0.0, "taken_by_others_s": 0.0, "_cores": 2}
     for name in numbers:
-        monkeypatch.setattr(clock, name, functools.partial(numbers.get, name))
-    interruptions = clock.Interruptions()
+        monkeypatch.setattr(busy_machine, name, functools.partial(numbers.get, name))
+    interruptions = busy_machine.Interruptions()
     numbers |= {"now": 1.0, "waited_s": 1.5, "taken_by_others_s": taken_s}
     assert interruptions.seconds(1.0) == pytest.approx(held_up_s, abs=0.01)
 
@@ -84,7 +84,7 @@ def test_nothing_waits_longer_for_others_than_these_compute(monkeypatch, taken_s
 def test_a_living_process_of_our_own_is_counted():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
         end = time.monotonic() + 30
-        while clock._living_children_s() <= 0.1 and time.monotonic() < end:
+        while busy_machine._living_children_s() <= 0.1 and time.monotonic() < end:
             time.sleep(0.1)
         child.kill()
         assert time.monotonic() < end

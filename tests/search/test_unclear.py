@@ -10,7 +10,7 @@ import torch
 from speedkit_jupyter import SpeedConfig, apply_speedups, tune
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.right.judge import Accuracy
-from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds import busy_machine, clock
 from speedkit_jupyter.rounds.comparison import Comparison, Record
 from speedkit_jupyter.rounds.statistics import planned_looks
 from speedkit_jupyter.search.candidates import Candidate
@@ -61,7 +61,9 @@ def test_that_nothing_helps_is_said_and_remembered_and_apply_restores_the_model(
 def test_threads_are_neither_proven_likely_nor_forgotten_while_others_compute(work, monkeypatch):
     busy = [True]
     share = lambda: 0.2 * bool(busy)  # noqa: E731
-    monkeypatch.setattr(clock.Interruptions, "seconds", lambda self, wall_s: wall_s * share())
+    monkeypatch.setattr(
+        busy_machine.Interruptions, "seconds", lambda self, wall_s: wall_s * share()
+    )
     step = work(lambda on: 0.03 / (1 + (torch.get_num_threads() == 1)), linear=8)[2]
 
     alone = Candidate({"threads": 1})

@@ -18,8 +18,7 @@ from speedkit_jupyter.extras.auto.report import is_short, summary
 from speedkit_jupyter.extras.auto.steps import Remaining
 from speedkit_jupyter.extras.auto.tracebacks import hide_when_interrupted
 from speedkit_jupyter.plans.registry import is_measuring
-from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.clock import BUSY, SELDOM
+from speedkit_jupyter.rounds.busy_machine import BUSY, SELDOM, Interruptions
 from speedkit_jupyter.step.reachable import holding
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
@@ -120,7 +119,7 @@ class Auto:
         self._discovery = Discovery(self._predicts, self._is_known)
         self._ignored: set[int] = set()
         self.is_paused, self.busy = True, ""
-        self._load = clock.Interruptions()
+        self._load = Interruptions()
         # Only loops of this model and this optimizer race; None means all.
         self.only: tuple[torch.nn.Module | None, torch.optim.Optimizer | None] = None, None
 
@@ -147,7 +146,7 @@ class Auto:
         for loop in self.loops:
             loop.begin_cell()
         self._ignored.clear()
-        self.is_paused, self._load = False, clock.Interruptions()
+        self.is_paused, self._load = False, Interruptions()
         self._discovery.begin()
 
     def end_cell(self, in_notebook: bool = True) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median, median_low
 from typing import Any
 
-from speedkit_jupyter.rounds.clock import SELDOM
+from speedkit_jupyter.rounds.busy_machine import SELDOM
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import ERROR, Ratio, paired_ratio
 

@@ -19,7 +19,7 @@ from speedkit_jupyter.extras.auto.race import BASELINE, Race
 from speedkit_jupyter.extras.auto.run_watch import RECENT_STEPS, RunWatch
 from speedkit_jupyter.extras.auto.steps import Beat, Kinds, Remaining, TimedStep, Totals
 from speedkit_jupyter.extras.auto.tracebacks import hide_when_interrupted
-from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds import busy_machine, clock
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.private import current_node
@@ -73,11 +73,11 @@ class RacedLoop:
 
     def _race_of(self, names: Sequence[str], overhead: float) -> Race:
         told = self._examiner.objection, self._remaining.seconds, self._examination_s
-        return Race(names, overhead, *told, clock.Interruptions())
+        return Race(names, overhead, *told, busy_machine.Interruptions())
 
     def begin_cell(self) -> None:
         """Reset the totals, and exclude the time between two cells from the run."""
-        self.totals, self.race.load = Totals(), clock.Interruptions()
+        self.totals, self.race.load = Totals(), busy_machine.Interruptions()
         self.is_paused, self._began_s = False, clock.now() - self.race.elapsed_s
 
     # A step's beginning.

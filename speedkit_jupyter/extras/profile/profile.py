@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from speedkit_jupyter.extras.profile.costs import Cost, Costs
 from speedkit_jupyter.report.elements import Section, Table, TableCell, banner
 from speedkit_jupyter.report.rendering import Document
-from speedkit_jupyter.rounds.clock import BUSY, SELDOM
+from speedkit_jupyter.rounds.busy_machine import BUSY, SELDOM
 from speedkit_jupyter.rounds.comparison import Shown
 from speedkit_jupyter.rounds.statistics import TICK_S
 from speedkit_jupyter.support.source_lines import Spot, place, source

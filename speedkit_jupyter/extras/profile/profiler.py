@@ -17,7 +17,7 @@ from speedkit_jupyter.extras.profile.instruments import Recorder
 from speedkit_jupyter.extras.profile.profile import Profile, Split
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
-from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds import busy_machine, clock
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, Budget
 from speedkit_jupyter.rounds.comparison import Progress, drained, environment
 from speedkit_jupyter.rounds.timing import device_of
@@ -83,7 +83,7 @@ class Profiler:
         where = environment(device)
         self._profile = Profile(device=device.type, environment=where, command=command)
         self._context: Any = None
-        self._interruptions = clock.Interruptions()
+        self._interruptions = busy_machine.Interruptions()
 
     def result(self) -> Profile:
         return self._profile

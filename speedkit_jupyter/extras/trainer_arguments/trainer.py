@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import BASELINE, Variant, variant
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.units import share
+from speedkit_jupyter.torchglue.confinement import patched
 
 # Arguments of a Trainer that have the effect of a variant, by the variant's name.
 ARGUMENTS = {
@@ -84,7 +86,10 @@ def short_training(trainer: Any, steps: int = 0) -> Callable[[], None]:
     def train() -> None:
         handler, args = trainer.callback_handler, trainer.args
         flow = [one for one in handler.callbacks if type(one).__name__ == "DefaultFlowCallback"]
-        with unchanged(trainer, handler, args, trainer.accelerator):
+        # A Trainer first collects garbage, which takes as long as some ten small steps.
+        module = inspect.getmodule(type(trainer.accelerator))
+        lasting = patched(module, "release_memory", lambda _: lambda *objects: [*objects])
+        with lasting, unchanged(trainer, handler, args, trainer.accelerator):
             handler.callbacks, args.max_steps = flow, steps
             args.save_strategy = args.eval_strategy = args.logging_strategy = "no"
             trainer.state, trainer.control = copy.copy(trainer.state), copy.copy(trainer.control)
