@@ -54,9 +54,7 @@ class ChannelsLast(Optimization):
         if not facts.convolutions:
             return request.decline(False, "the model has no 2-D or 3-D convolution")
         if any(one.name == "LBFGS" for one in facts.optimizers):
-            return request.decline(
-                False, "LBFGS views gradients as vectors, so they stay as they are"
-            )
+            return request.decline(False, "LBFGS needs contiguous gradients")
         has_group_norm = any(issubclass(one, torch.nn.GroupNorm) for one in facts.classes)
         if facts.device_type == "cpu" and has_group_norm and facts.frozen_convolutions:
             return request.decline(False, GROUP_NORM)

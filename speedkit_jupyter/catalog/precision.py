@@ -145,7 +145,7 @@ class Precision(Optimization):
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
         dtype = DTYPES.get(decision.value)
-        return _layers(target, getattr(torch, dtype)) if dtype else []
+        return _calls(target, getattr(torch, dtype)) if dtype else []
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {}  # the flags are observed, not written
@@ -292,7 +292,7 @@ class Lowered(Call):
         self._inside.model = False
 
 
-def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
+def _calls(target: Target, dtype: torch.dtype) -> list[Call]:
     """Return Lowered wrappers (model, and parts that its methods call) and CastOnce wrappers."""
     model, inside = target.model, ModelCallState()
     parameter = next(model.parameters(), None)

@@ -343,9 +343,7 @@ def making(script: Script) -> Block:
 def _made(one: ScriptOptimizer) -> Block:
     hint = [] if one.optimizer else comment("Use your own learning rate and other settings.")
     if one.optimizer is not None and one.optimizer.state:
-        hint = comment(
-            "A new optimizer, for a new run: it has no state, and no scheduler knows it."
-        )
+        hint = comment("A new optimizer, for a new run: without state, unknown to schedulers.")
     values = {} if one.optimizer is None else _hyperparameters(one.optimizer)
     own = {
         key: f"torch.tensor({value.item()!r})" if hasattr(value, "item") else repr(value)

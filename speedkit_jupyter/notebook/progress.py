@@ -26,7 +26,7 @@ INTERVAL_S = 0.5
 SILENT_S = 2.0
 
 
-def measured(
+def run_and_show(
     engine: Any,
     title: str,
     names: Names,

@@ -12,7 +12,7 @@ from speedkit_jupyter.notebook import namespace, options, plugins
 from speedkit_jupyter.notebook.cell import Cell, again, step_of_cell
 from speedkit_jupyter.notebook.commands.plans import show_applied
 from speedkit_jupyter.notebook.options import Option, budget, listed, switch
-from speedkit_jupyter.notebook.progress import measured
+from speedkit_jupyter.notebook.progress import run_and_show
 from speedkit_jupyter.notebook.session import MeasuredCell, Session
 from speedkit_jupyter.plans.naming import name_of
 from speedkit_jupyter.rounds import clock
@@ -33,9 +33,7 @@ OPTIONS = (
     Option("--compare", "NAMES", "plans: bf16+compile, auto, current, YAML files", options.plans),
     budget(f"for all but compiling ({DEFAULT_BUDGET_S:g}, or more if a step is long)"),
     listed("--model", "the models to plan for (default: all that the cell uses)", namespace.models),
-    listed(
-        "--optimizer", "their optimizers (default: all that the cell uses)", namespace.optimizers
-    ),
+    listed("--optimizer", "their optimizers (default: the cell's)", namespace.optimizers),
     options.ACCURACY,
     switch("--tune", "search the fastest safe plan for this cell"),
     Option(
@@ -80,7 +78,7 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     step_cell = MeasuredCell(first_line, command, partial(again, shell, cell, arguments))
     is_quiet = arguments.q or arguments.o  # with -o the returned object shows the result
     try:
-        result = measured(work, title, shell.user_ns, arguments.v, is_quiet=is_quiet)
+        result = run_and_show(work, title, shell.user_ns, arguments.v, is_quiet=is_quiet)
     except KeyboardInterrupt:
         session.remember(step_cell)
         raise

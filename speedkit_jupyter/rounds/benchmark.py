@@ -100,14 +100,14 @@ class Benchmark:
 
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yield progress. Without a given pool, put the user's state back at the end."""
-        policy, is_whole = self._policy, self._pool is None
+        policy, owns_pool = self._policy, self._pool is None
         with ExitStack() as stack:
             # 1. Unless a pool is given, copy the user's state, and put it back at the end.
             pool = self._pool or stack.enter_context(pooled(self.step, len(self.variants) + 1))
             guard = pool.guard  # pauses for other cells don't count
             now = lambda: clock.now() - guard.paused_s  # noqa: E731
             # Putting the state back takes as long as copying it.
-            ends = (self.begun_s, guard.taking_s) if is_whole else ()
+            ends = (self.begun_s, guard.taking_s) if owns_pool else ()
             self.budget = Budget(self.budget_s, now, self._within, *ends)
             # 2. Warm-up: the baseline's steps show if steps can repeat; the other variants follow.
             given = self.variants, self.budget
@@ -132,7 +132,7 @@ class Benchmark:
                 # 5. Accuracy: steps of likely winners, compared with the baseline's. Checks start
                 # from the user's state and need memory, so runners' states are freed. A race keeps
                 # them, because the search uses its runners again.
-                for runner in runners if is_whole or policy.proves else ():
+                for runner in runners if owns_pool or policy.proves else ():
                     runner.warm = None
                 if policy.checked != 0:
                     check, found = AccuracyCheck(runners[0], pool), self.result()

@@ -59,9 +59,8 @@ class Shown:
         if file.suffix not in (".html", ".json"):
             raise SpeedKitError(f"{path}: give a name that ends in .html or .json")
         # HTML has the report; JSON has raw samples, environment and the command, if known.
-        page = (
-            f'<meta charset="utf-8">{self.report().to_html()}\n' if file.suffix == ".html" else ""
-        )
+        html = f'<meta charset="utf-8">{self.report().to_html()}\n'
+        page = html if file.suffix == ".html" else ""
         try:
             file.write_text(page or self.to_json(), encoding="utf-8")
         except OSError as error:

@@ -61,9 +61,7 @@ def test_that_nothing_helps_is_said_and_remembered_and_apply_restores_the_model(
 def test_threads_are_neither_proven_likely_nor_forgotten_while_others_compute(work, monkeypatch):
     busy = [True]
     share = lambda: 0.2 * bool(busy)  # noqa: E731
-    monkeypatch.setattr(
-        busy_machine.Interruptions, "seconds", lambda self, wall_s: wall_s * share()
-    )
+    monkeypatch.setattr(busy_machine.Interruptions, "seconds", lambda self, s: s * share())
     step = work(lambda on: 0.03 / (1 + (torch.get_num_threads() == 1)), linear=8)[2]
 
     alone = Candidate({"threads": 1})

@@ -14,7 +14,7 @@ from speedkit_jupyter.extras.trainer_arguments.trainer import TrainerAdvisor, is
 from speedkit_jupyter.notebook import namespace, options
 from speedkit_jupyter.notebook.options import Names, Option, command
 from speedkit_jupyter.notebook.plugins import Plugin
-from speedkit_jupyter.notebook.progress import measured
+from speedkit_jupyter.notebook.progress import run_and_show
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
 from speedkit_jupyter.step.step import Step, over_batches, step_of
@@ -34,7 +34,7 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
         budget_s = arguments.budget or 6 * DEFAULT_BUDGET_S  # a Trainer's steps are often long
         advisor = TrainerAdvisor(trainer, budget_s, f"%speedkit advise {arguments.model}")
         try:
-            measured(advisor, "trying arguments", names, arguments.v)
+            run_and_show(advisor, "trying arguments", names, arguments.v)
         except KeyboardInterrupt:
             display(advisor.advice())
             raise
@@ -47,7 +47,7 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
     if arguments.wanted:
         text = f"%speedkit advise --try {arguments.wanted}"
         trial = last.benchmark(arguments.wanted, arguments.budget, text)
-        measured(trial, "trying", names, arguments.v)
+        run_and_show(trial, "trying", names, arguments.v)
 
 
 def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -> Advised:
@@ -65,7 +65,7 @@ def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -
     namespace.find_loader(names, arguments.loader)  # without --step, this only checks the name
     advisor = Advisor(Profiler(make_step(), arguments.budget, text), subject)
     variable = None if arguments.wanted else arguments.v
-    found = measured(advisor, "looking for slow parts", names, variable).opportunities
+    found = run_and_show(advisor, "looking for slow parts", names, variable).opportunities
     return Advised(list(found), make_step, asked)
 
 

@@ -200,9 +200,7 @@ class MicroBatch:
             raise StepError("no argument is a tensor with a row for each sample")
         length, *others = min(found, key=len)
         if others or [length] * 2 in found:
-            raise StepError(
-                "a list of tensors may be samples or parts: stack it, or give its parts"
-            )
+            raise StepError("a list of tensors may be samples or parts: stack it, or give parts")
         return length
 
     def _weight(self, part: Batch) -> float:

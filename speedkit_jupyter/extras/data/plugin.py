@@ -16,7 +16,7 @@ from speedkit_jupyter.extras.data.micro_batch import length_of
 from speedkit_jupyter.notebook import namespace, options
 from speedkit_jupyter.notebook.options import Names, Option, comma_list, command
 from speedkit_jupyter.notebook.plugins import Plugin
-from speedkit_jupyter.notebook.progress import measured
+from speedkit_jupyter.notebook.progress import run_and_show
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support.lookup import is_a, public, value_of
@@ -39,7 +39,7 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
     step, against = _step_with(names, session, arguments.step, found)
     text = f"%speedkit loader {name}" + f" --step {arguments.step}" * bool(arguments.step)
     tuner = LoaderTuner(step, found, arguments.budget, name, against, text)
-    measured(tuner, "loading", names, arguments.v, lambda result: result.loader)
+    run_and_show(tuner, "loading", names, arguments.v, lambda result: result.loader)
 
 
 def _step_with(names: Names, session: Session, name: str | None, loader: Any) -> tuple[Step, str]:
@@ -85,7 +85,7 @@ def batch(names: Names, session: Session, arguments: Namespace) -> None:
         step = namespace.find_function(names, arguments.step)
         text += f" --step {arguments.step}"
     sweep = BatchSweep(step, data, loader, arguments.range, arguments.budget, text, title)
-    measured(sweep, "batches", names, arguments.v)
+    run_and_show(sweep, "batches", names, arguments.v)
 
 
 PLUGIN = Plugin([loader, batch, free])

@@ -92,9 +92,7 @@ class GraphedStep:
         is_like = not self.why and _kind(inputs) == self._kind
         if is_like and self._host != self._numbers():
             self.why = f"weights, modes or an optimizer's numbers have changed, and {FROZEN}"
-            messages.warn(
-                f"the step runs without its graph from now on: {self.why}; record it again"
-            )
+            messages.warn(f"the step runs without its graph from now on: {self.why}; record again")
         if not is_like or self.why:
             self.plain_calls += 1
             return self._step(*inputs)

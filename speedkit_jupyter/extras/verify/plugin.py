@@ -9,7 +9,7 @@ from speedkit_jupyter.extras.verify.verification import STEPS, Curve, Verificati
 from speedkit_jupyter.notebook import namespace, options
 from speedkit_jupyter.notebook.options import Names, Option, command, whole_number
 from speedkit_jupyter.notebook.plugins import Plugin
-from speedkit_jupyter.notebook.progress import measured
+from speedkit_jupyter.notebook.progress import run_and_show
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.report import elements, rendering
@@ -35,7 +35,7 @@ def verify(names: Names, session: Session, arguments: Namespace) -> None:
     step, title = _trained(names, session, arguments.step)
     plan = arguments.plan or _plan(session, step)
     verifier = Verifier(step, plan, arguments.steps, f"`{title}`")
-    measured(verifier, f"verifying {title}", names, arguments.v)
+    run_and_show(verifier, f"verifying {title}", names, arguments.v)
 
 
 def _trained(names: Names, session: Session, name: str | None) -> tuple[Step, str]:

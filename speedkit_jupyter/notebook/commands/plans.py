@@ -83,7 +83,7 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
             name, _, field = path.partition(".")
             value = from_word(text, choices(annotation))
             typed[name] = {**typed.get(name, {}), field: value} if field else value
-    config = SpeedConfig(Origin("%speedkit apply", typed), **config.to_dict() | typed)
+    config = SpeedConfig(Origin("%speedkit apply", firm=typed), **config.to_dict() | typed)
     asked, is_only, proven = arguments.optimizer, len(models) == 1, None
     optimizers = {
         name: namespace.find_optimizers(names, asked, model, is_only)
