@@ -106,7 +106,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Handle `%unload_ext speedkit_jupyter`: restore all plans, end extras, remove the magics."""
+    """Handle `%unload_ext speedkit_jupyter`: restore all plans, stop extras, remove the magics."""
     from speedkit_jupyter.notebook.shell import unregister
 
     unregister(shell)

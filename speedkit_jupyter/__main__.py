@@ -14,7 +14,7 @@ USAGE = "usage: python -m speedkit_jupyter run [-m MODULE | SCRIPT.py] [ARGUMENT
 
 
 def main() -> int:
-    """Run sys.argv's program; return 0, 1 if it fails, 2 for wrong usage or a missing file."""
+    """Run the program in sys.argv; return 0, or 1 if it fails, or 2 if usage or path is wrong."""
     is_module = sys.argv[2:3] == ["-m"]
     if sys.argv[1:2] != ["run"] or len(sys.argv) < 3 + is_module:
         print(USAGE, file=sys.stderr)

@@ -14,7 +14,7 @@ if __name__ != "__main__":
 
 
 def main() -> int:
-    """Print the report; return 0 if right, 1 if wrong, 2 after an error, 3 if not checked."""
+    """Print a report; return 0 if the rewrite is right, 1 if wrong, 2 on errors, 3 if unchecked."""
     parser = argparse.ArgumentParser(prog="python -m speedkit_jupyter.check", description=__doc__)
     parser.add_argument("candidate", help="the rewrite: FILE.py:NAME, a function or a module")
     parser.add_argument("reference", help="the function that it replaces: FILE.py:NAME")

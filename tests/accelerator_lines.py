@@ -4,8 +4,8 @@
     PYTHONPATH=tests/device $RUN -p sim tests/device tests/extras/kernels/test_graphs.py; $RUN
     python -m coverage combine && python tests/accelerator_lines.py [DATA]
 
-Such lines name `torch.cuda` or a like module, or are in a branch whose condition asks for the kind
-of a device. Exits 1 if there are any. `coverage` is on PyPI.
+Such a line names `torch.cuda` or a similar module, or is in a branch whose condition tests the type
+of a device. Exits 1 if it finds any. DATA is coverage's data file. `coverage` is on PyPI.
 """
 
 import ast
@@ -17,7 +17,7 @@ from pathlib import Path
 from coverage import CoverageData
 
 PACKAGE = Path(__file__).parents[1] / "speedkit_jupyter"
-# What only an accelerator has, and conditions that it alone fulfils, or that a CPU alone does.
+# Names that only accelerators have, and conditions that hold only on an accelerator or on a CPU.
 NAMED = re.compile(r"torch\.(cuda|mps|xpu|accelerator)\.|get_device_module|\bkind\.module\b")
 ON_DEVICE = re.compile(
     r"(type|device|kind|backend)\w* (!= 'cpu'|== '(cuda|mps|xpu)'|not in \('cpu')"
@@ -49,7 +49,7 @@ def candidates(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def unreached(file: Path, reached: set[int]) -> Iterator[tuple[int, str]]:
-    """Yield the candidates' lines that were not reached, and their text."""
+    """Yield the number and text of each line of the candidates that is not in `reached`."""
     source = file.read_text()
     lines, found = source.splitlines(), set[int]()
     for one in candidates(ast.parse(source)):

@@ -1,4 +1,4 @@
-"""What every test shares: the machine of `--profile`, and process-wide state that is left clean."""
+"""Fixtures of all tests: they plan for the machine of `--profile` and leave global state clean."""
 
 import argparse
 import functools
@@ -27,12 +27,12 @@ from speedkit_jupyter.machines.hardware import Hardware
 
 examples.register()
 
-# Inductor asks the C++ compiler which vector instructions work, for seconds in every process.
+# Skip Inductor's test compilation for vector instructions, which takes seconds in every process.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-# What was compiled for one test serves the others, in this run and in later ones.
+# Code that is compiled for one test is cached for other tests, in this run and in later runs.
 USER = os.getuid() if hasattr(os, "getuid") else os.getlogin()
-# torch's keys for compiled code leave out which instructions it may use.
+# torch's cache keys leave out the allowed instructions, so the folder's name contains them.
 ALLOWED = os.environ.get("ATEN_CPU_CAPABILITY", "")
 COMPILED = Path(tempfile.gettempdir(), f"speedkit_tests_{USER}{ALLOWED}")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED))
@@ -40,21 +40,21 @@ os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED))
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# As many threads as the machines of the profiles have cores, so that plans leave them alone.
+# Most profiles' machines have two cores, so plans for them keep this number of threads.
 os.environ["OMP_NUM_THREADS"] = "2"
 
 # Two test processes share the cores: threads that spin while they wait would stall each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, which some are about.
+# Tests that a shell starts in the background ignore Ctrl-C, but some tests raise it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REALLY_INSTALLED = detection.installed_versions
 
-# The machine that is planned for under `pytest --profile NAME`, and the precision that its rule
-# takes where it is not the machine's own. Everything must hold under each of them, wherever it
-# runs: bf16 works without the units too, slowly, and fp16 with torch's GradScaler for CPUs.
+# For `pytest --profile NAME`: the machine that plans are made for, and the precision that its rule
+# chooses ("" for the machine's own rule). All tests must pass under each profile on any machine:
+# bf16 works without bf16 units too, but slowly, and fp16 works with torch's GradScaler for CPUs.
 PROFILES = {
     "cpu": ("cpu", ""),
     "bf16": ("cpu_avx512_bf16", "bf16"),
@@ -65,7 +65,7 @@ PROFILES = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`pytest tests/plans --regenerate-plans` writes what follows from the catalog anew."""
+    """Add `--regenerate-plans`, which rewrites files made from the catalog, and `--profile`."""
     parser.addoption(
         "--regenerate-plans",
         action="store_true",
@@ -86,26 +86,26 @@ def _profiles(names: str) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The first profile, for kernels and servers too that start before any test does."""
+    """Set the first profile's machine, also for kernels and servers that start before any test."""
     for name in [name for name in os.environ if name.startswith("SPEEDKIT_")]:
         del os.environ[name]
     os.environ["SPEEDKIT_HARDWARE"] = PROFILES[config.getoption("--profile")[0]][0]
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """Say which machine the tests plan for: it need not be the one that they run on."""
+    """Return a line with the profiles that tests plan for, which may differ from this machine."""
     return f"plans are made for: {', '.join(config.getoption('--profile'))} (--profile)"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Under several profiles a test may run as on each machine."""
+    """Parametrize each test by profile if `--profile` names several."""
     profiles = metafunc.config.getoption("--profile")
     if len(profiles) > 1:
         metafunc.parametrize("profile", profiles, indirect=True)
 
 
 def _on_its_machines(items: list[pytest.Item], profiles: list[str]) -> Iterator[pytest.Item]:
-    """Under several profiles: tests for `every_machine` on each, others on one, always the same."""
+    """Yield tests marked `every_machine` with each profile, and others with one fixed profile."""
     for item in items:
         function = cast(pytest.Function, item)
         indices = {**function.callspec.indices}
@@ -116,9 +116,9 @@ def _on_its_machines(items: list[pytest.Item], profiles: list[str]) -> Iterator[
             yield item
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
+@pytest.hookimpl(tryfirst=True)  # before -m deselects tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of `sampled` lists most are thorough; `gpu` tests are skipped where there is no CUDA."""
+    """Mark all but each Nth case of a `sampled(N)` test as thorough; skip `gpu` without CUDA."""
     if len(profiles := config.getoption("--profile")) > 1:
         items[:] = _on_its_machines(items, profiles)
     counts: Counter[object] = Counter()
@@ -137,46 +137,46 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in for_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         return
-    one = torch.zeros(1, 1, 1, 8, device="cuda")  # the first call sets torch's order of kernels
+    one = torch.zeros(1, 1, 1, 8, device="cuda")  # the first call sets the SDPA order
     torch.nn.functional.scaled_dot_product_attention(one, one, one)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_heap() -> None:
-    """What libraries have loaded is no garbage: looking for some would take half a second each."""
+    """Exempt loaded libraries from garbage collection, which would take half a second more."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def data_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder that is not there yet, another for each test: to make it would take some time."""
+    """Return paths of folders, one for each test. None is created, because that takes time."""
     root = tmp_path_factory.mktemp("data")
     return (root / str(number) for number in itertools.count())
 
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch, data_folders: Iterator[Path]) -> None:
-    """Saved results and the terminal of the one who runs the tests decide nothing here."""
+    """Isolate each test from saved results and from the width of the terminal."""
     monkeypatch.setenv("SPEEDKIT_DATA", str(next(data_folders)))
     monkeypatch.setenv("COLUMNS", "200")
 
 
 @functools.cache
 def installed(names: tuple[str, ...]) -> dict[str, str]:
-    """What `detection.installed_versions` says, asked once: no test installs a library."""
+    """Return `detection.installed_versions(names)`, cached, because no test installs a library."""
     return REALLY_INSTALLED(names)
 
 
 @pytest.fixture(autouse=True)
 def no_search_for_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through all of the environment, each time that a test plans for a machine."""
+    """Cache the versions of libraries: each plan would search the whole environment for them."""
     monkeypatch.setattr(detection, "installed_versions", lambda of: dict(installed(tuple(of))))
 
 
 @pytest.fixture(autouse=True)
 def profile(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
-    """What the profile changes for the test, to be undone where the test pins another machine."""
+    """Apply the profile; yield its patch, which tests undo in order to plan for another machine."""
     name = getattr(request, "param", request.config.getoption("--profile")[0])
     hardware, precision = PROFILES[name]
     with pytest.MonkeyPatch.context() as patch:
@@ -191,7 +191,7 @@ def profile(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.fixture
 def machine(monkeypatch, profile) -> Callable[[str], Hardware]:
-    """`machine("t4")`: from here on the test plans as for that one, whatever the profile."""
+    """Return a function: `machine("t4")` has the test plan for a T4, whatever the profile is."""
 
     def pin(name: str) -> Hardware:
         profile.undo()
@@ -203,14 +203,14 @@ def machine(monkeypatch, profile) -> Callable[[str], Hardware]:
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, profile: pytest.MonkeyPatch) -> None:
-    """For the tests whose subject is this very machine."""
+    """Plan for the machine that the test runs on, whatever the profile is."""
     profile.undo()
     monkeypatch.delenv("SPEEDKIT_HARDWARE", raising=False)
 
 
 @pytest.fixture(autouse=True)
 def clean_flags() -> Iterator[None]:
-    """Put all flags back, then assert that the test left none changed and no plan applied."""
+    """Restore all flags, then assert that the test left no flag changed and no plan applied."""
     before = flags.snapshot()
     yield
     changes = flags.diff(before, flags.snapshot())
@@ -229,7 +229,7 @@ def clean_flags() -> Iterator[None]:
 
 @pytest.fixture
 def changing_flags(clean_flags: None) -> Iterator[None]:
-    """For tests that play a user who sets flags: puts all of them back."""
+    """Restore all flags after a test that sets them as a user would."""
     before = flags.snapshot()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that its old TF32 API is deprecated
@@ -239,26 +239,26 @@ def changing_flags(clean_flags: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
-    """Steps take what they sleep on this clock, and 5 ms each where nothing sleeps."""
+    """Install a clock that each reading advances by 5 ms; return None for `real_time` tests."""
     return clock_installed(request, monkeypatch, tick_s=5e-3)
 
 
 @pytest.fixture(autouse=True)
 def same_random_numbers() -> None:
-    """For each test, whichever others its process has run before."""
+    """Seed all random generators, so that a test does not depend on the tests before it."""
     import numpy as np
     import torch
 
     random.seed(0)
     np.random.seed(0)
     torch.default_generator.manual_seed(0)
-    if torch.cuda.is_initialized():  # torch.manual_seed would note a call for later, with its stack
+    if torch.cuda.is_initialized():  # else torch queues the call with its stack
         torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """For tiny steps: two threads that wait for one another would take longer than the steps."""
+    """Use one thread: two threads would wait for each other longer than a tiny step takes."""
     import torch
 
     found = torch.get_num_threads()
@@ -279,7 +279,7 @@ def nothing_compiled() -> Iterator[None]:
 
 @pytest.fixture
 def one_process(tmp_path: Path) -> Iterator[None]:
-    """A group of torch.distributed that has this process alone."""
+    """Initialize a torch.distributed process group with only this process."""
     from torch import distributed
 
     store = distributed.FileStore(str(tmp_path / "store"), 1)
@@ -290,7 +290,7 @@ def one_process(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def two_threads(one_thread: None) -> None:
-    """For what is about the number of threads."""
+    """Use two threads, for tests that depend on the number of threads."""
     import torch
 
     torch.set_num_threads(2)
@@ -298,7 +298,7 @@ def two_threads(one_thread: None) -> None:
 
 @pytest.fixture
 def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take each variant for right, which saves most of the time; `checked` tests check results."""
+    """Call all variants exact, which saves most of the time, except in tests marked `checked`."""
     from speedkit_jupyter.right.judge import Accuracy
     from speedkit_jupyter.rounds.accuracy_check import AccuracyCheck
 
@@ -310,7 +310,7 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads are the machine's own affair, and compiling takes long: neither is tried."""
+    """Try no threads, which depend on the machine, and no compiling, which takes long."""
     from speedkit_jupyter.catalog.compile import Compile
     from speedkit_jupyter.catalog.threads import Threads
 
@@ -320,5 +320,5 @@ def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hardware() -> Callable[[str], Hardware]:
-    """`hardware("t4")` is the machine of that name, for tests that plan by hand."""
+    """Return a function: `hardware("t4")` returns the stored machine of that name."""
     return Hardware.from_json

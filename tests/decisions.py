@@ -1,4 +1,4 @@
-"""Checks of decisions by tables of requests, machines and facts."""
+"""Check decisions against tables of requests, machines and facts."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ SMALL = cuda(linears=4, dtypes=("bfloat16",))
 
 
 def machine(words: str) -> Hardware:
-    """`h200 torchao=0.18.0`: one that ships, with these libraries and no others."""
+    """Return a machine: `h200 torchao=0.18.0` is the stored H200 with no library but torchao."""
     name, *libraries = words.split()
     found = dict(library.split("=") for library in libraries)
     return Hardware.from_json(name).model_copy(update={"libraries": found})

@@ -1,4 +1,4 @@
-"""A clock for tests: only its readers and `sleep` move it, so that no noise decides anything."""
+"""A simulated clock for tests: only readings and `sleep` advance it, so times have no noise."""
 
 import functools
 import importlib
@@ -12,9 +12,9 @@ import pytest
 
 
 class MadeTime:
-    """Seconds that pass by being read: one step between two readings takes `tick_s`.
+    """A clock that each reading advances by `tick_s`, the time of a step between two readings.
 
-    A step that sleeps on it reaches it: the time lies where no benchmark puts it back.
+    The time is in a queue, because a benchmark restores most other objects that a step changes.
     """
 
     def __init__(self, tick_s: float) -> None:
@@ -23,15 +23,15 @@ class MadeTime:
         self._now.put(0.0)
 
     def perf_counter(self) -> float:
-        """Seconds. It must go on where nothing sleeps, or budgets would never end."""
+        """Advance the clock and return its seconds: budgets must end even if nothing sleeps."""
         return self._passed(self.tick_s)
 
     def now_s(self) -> float:
-        """Without making it pass."""
+        """Return the time in seconds without advancing the clock."""
         return self._passed(0.0)
 
     def sleep(self, seconds: float) -> None:
-        """At once, and later by so much."""
+        """Advance the clock by `seconds` and return at once."""
         self._passed(seconds)
 
     def _passed(self, seconds: float) -> float:
@@ -43,7 +43,7 @@ class MadeTime:
 def installed(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tick_s: float
 ) -> MadeTime | None:
-    """Install the engine's clock; return None for `real_time` tests that do not name it."""
+    """Install the simulated clock; return None for `real_time` tests without `made_time`."""
     is_asked = "made_time" in inspect.signature(request.function).parameters
     if request.node.get_closest_marker("real_time") and not is_asked:
         return None
@@ -58,19 +58,19 @@ def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
     clock = SimpleNamespace(**dict.fromkeys(names, made.perf_counter))
     for module in engine():
         monkeypatch.setattr(module, "time", clock)
-    # Nor are the moments in which other processes hold the cores.
+    # Other processes delay nothing on this clock.
     monkeypatch.setattr(busy_machine, "waited_s", lambda: 0.0)
     monkeypatch.setattr(busy_machine, "taken_by_others_s", lambda: 0.0)
-    # The machine's own rates can't be measured with it.
+    # The machine's matrix-multiply rates can't be measured with this clock.
     from speedkit_jupyter.machines import gemm_rates
 
     monkeypatch.setattr(gemm_rates, "_measure", lambda *given: gemm_rates.GemmRates())
     return made
 
 
-@functools.cache  # walking over the packages would take each test longer than all else around it
+@functools.cache  # walking the packages would take most of the time of a test
 def engine() -> list[ModuleType]:
-    """Every module of the engine that reads a clock."""
+    """Return the modules of the engine that import `time`."""
     found = []
     for name in ("state", "step", "right", "rounds", "search", "extras.auto"):
         package = importlib.import_module(f"speedkit_jupyter.{name}")

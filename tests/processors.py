@@ -1,4 +1,4 @@
-"""Run tests as on other processors and in other surroundings, and print a table of the results.
+"""Run tests with other instruction sets and environments, and print a table of the results.
 
 `python tests/processors.py [--only NAME,NAME] [PYTEST ARGUMENT]...`; by default the quick part.
 `python tests/processors.py make test` runs a target of the Makefile.
@@ -25,12 +25,12 @@ SURROUNDINGS: dict[str, dict[str, str]] = {
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     "one core": {"OMP_NUM_THREADS": "1"},
     "busy": {},
-    "abroad": {"TZ": "Asia/Kolkata", "LC_ALL": "C", "HOME": "/proc/nowhere"},  # and a copied path
+    "abroad": {"TZ": "Asia/Kolkata", "LC_ALL": "C", "HOME": "/proc/nowhere"},  # in a copy
 }  # fmt: skip
 
 
 def main() -> int:
-    """Run the tests in each of the surroundings; return the exit status."""
+    """Run the tests in each environment; return the highest exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SURROUNDINGS))
     options, arguments = parser.parse_known_args()
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def run(name: str, arguments: list[str]) -> tuple[int, str, float]:
-    """Return the exit status of the tests, their last line and the seconds that they took."""
+    """Run the tests in one environment; return exit status, last line of output and seconds."""
     print(f"\n{name}: {SURROUNDINGS[name]}", flush=True)
     with tempfile.TemporaryDirectory(prefix="Zwölf Äpfel ") as place:
         where = copied(Path(place, "Größe")) if name == "abroad" else ROOT

@@ -11,16 +11,16 @@ import speedkit_jupyter
 
 PACKAGE = Path(speedkit_jupyter.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-# A folder imports from those above it alone. Extras come last: the core imports none of them.
+# A folder imports only from itself and earlier folders. So the core imports no extras.
 FOLDERS = (
     "support", "torchglue", "machines", "catalog", "plans", "state", "step", "right", "rounds",
     "search", "codegen", "report", "notebook", "extras",
-    "check", "__main__",  # the command lines of the extra of that name and of auto
+    "check", "__main__",  # the command lines of check() and of auto
 )  # fmt: skip
-# The same for the rooms of catalog/; the catalog's entries use all of them.
+# The same order for the subfolders of catalog/. The catalog's entries may import all of them.
 ROOMS = ["model_changes", "facts", "base"]
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
-# What is loaded with the package and the extension, before there is a model.
+# Parts that are loaded with the package and the extension, and must not import torch.
 WITHOUT_TORCH = {"support", "machines", "__init__"}
 DISPLAYS = {"IPython", "ipywidgets", "matplotlib"}
 
@@ -30,7 +30,7 @@ def layer(part: str) -> int:
 
 
 def part_of(path: Path) -> str:
-    """`catalog` for catalog/precision.py, `check` for check.py."""
+    """Return the part of a file: `catalog` for catalog/precision.py, `check` for check.py."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -40,7 +40,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def statements(parsed: ast.Module, deep: bool, types: bool) -> Iterator[ast.AST]:
-    """All statements, or those that run when the module is imported; those for types too."""
+    """Yield nodes, with the bodies of functions if `deep` and TYPE_CHECKING blocks if `types`."""
     waiting: list[ast.AST] = list(parsed.body)
     while waiting:
         node = waiting.pop()
@@ -63,7 +63,7 @@ def imported(path: Path, deep: bool = True, types: bool = True) -> set[str]:
 
 
 def parts_imported(path: Path) -> set[str]:
-    """The parts of this package that a file imports; a public name counts as its home."""
+    """Return the parts of this package that a file imports, also by way of public names."""
     parts = set()
     for name in imported(path):
         package, _, rest = name.partition(".")
@@ -97,7 +97,7 @@ entries = [one for one in CATALOG.glob("*.py") if one.stem != "__init__"]
 
 
 def optimizations_imported(path: Path) -> set[str]:
-    """The rooms and entries of catalog/ that a file imports; `""` for the catalog itself."""
+    """Return the subfolders and entries of catalog/ that a file imports; "" is catalog/ itself."""
     catalog = f"{PACKAGE.name}.{CATALOG.name}"
     names = [name for name in imported(path) if f"{name}.".startswith(f"{catalog}.")]
     first = {name.removeprefix(catalog).split(".")[1] for name in names}
@@ -127,7 +127,7 @@ def test_no_entry_of_the_catalog_imports_another(path: Path) -> None:
 
 
 def module(path: Path) -> str:
-    """`speedkit_jupyter.step.step`; a package is its `__init__`."""
+    """Return a file's module name, such as `speedkit_jupyter.step.step`, without `__init__`."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show, besides tests/device. Skipped elsewhere."""
+"""Tests that need a CUDA device, in addition to tests/device. Skipped elsewhere."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Installing replaces nothing that is there, and needs no network for a wheel."""
+"""Installing SpeedKit replaces no installed package, and a wheel installs offline."""
 
 import json
 import re
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.smoke]
 
 @pytest.mark.parametrize("platform", ["colab", "kaggle"])
 def test_where_notebooks_are_hosted_installing_adds_and_changes_nothing_else(platform):
-    """`make colab` and `make kaggle` ask pip before SpeedKit is installed."""
+    """`make colab` and `make kaggle` save pip's dry-run report before they install SpeedKit."""
     report = ROOT / f".venv-{platform}" / "report.json"
     if not report.exists():
         pytest.skip(f"needs `make {platform}`")

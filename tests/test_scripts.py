@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ROOT / "notebooks" / "scripts"
-# What each prints at the end, and its options beside --steps.
+# Text that each script prints, and its options in addition to --steps.
 PRINTS = {
     "transformer": ("3 steps in", ("--batch", "2")),
     "resnet": ("images that it has not seen", ("--batch", "2")),
@@ -21,7 +21,7 @@ PRINTS = {
 
 @pytest.fixture
 def run(monkeypatch):
-    """Run a script as `python FILE OPTIONS` does, in this process: it loads torch once for all."""
+    """Return a function that runs a script as `python FILE OPTIONS` does, in this process."""
 
     def run(name: str, *options: str) -> None:
         if name == "bert":

@@ -1,4 +1,4 @@
-"""A training that changes every kind of state, pictures of the state, and what steps have done."""
+"""A training that changes every kind of state, and functions that return its state."""
 
 import random
 
@@ -34,13 +34,13 @@ class Training:
         self.scheduler.step()
 
     def state(self):
-        """Return all that must be the same before and after, to the last bit."""
+        """Return the state that a measurement must restore to the last bit."""
         own = str(self.scheduler.state_dict()), [*self.log], self.array.tolist(), random.getstate()
         return everything(self.model, self.optimizer), own
 
 
 def training_step(optimizer, *losses):
-    """Return a step that trains on what each of `losses` returns."""
+    """Return a step that calls each function in `losses` and trains on its result."""
 
     def step():
         for loss in losses:
@@ -52,12 +52,12 @@ def training_step(optimizer, *losses):
 
 
 def drained(seen):
-    """Return what steps have put into a queue, which lies where no measurement puts it back."""
+    """Empty a queue that steps fill and no measurement restores, and return its items."""
     return [seen.get() for _ in range(seen.qsize())]
 
 
 def surface(model, *optimizers):
-    """Return all of a model and its optimizers but values, and the process-wide flags."""
+    """Return the flags and the state of a model and its optimizers, without tensors' values."""
     modules = [
         (id(part), type(part), sorted(vars(part)), part.training, getattr(part, "p", None),
          [(key, len(held)) for key, held in vars(part).items() if "_hooks" in key])
@@ -78,7 +78,7 @@ def surface(model, *optimizers):
 
 
 def everything(model, *optimizers):
-    """Return the surface, all values, gradients and states, and torch's random numbers."""
+    """Return the surface, all values, gradients and optimizer states, and torch's random state."""
     tensors = [*model.parameters(), *model.buffers(), *(one.grad for one in model.parameters())]
     tensors += [v for one in optimizers for state in one.state.values() for v in state.values()]
     values = [(v.stride(), v.tolist()) if isinstance(v, torch.Tensor) else v for v in tensors]
@@ -86,7 +86,7 @@ def everything(model, *optimizers):
 
 
 def llama():
-    """Return a small Llama of transformers; skip the test where that is not installed."""
+    """Return a small Llama of transformers; skip the test if transformers is not installed."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
@@ -97,7 +97,7 @@ def llama():
 
 
 def graphs_of(call):
-    """Return how many graphs torch.compile makes in a call."""
+    """Run `call` and return the number of graphs that torch.compile made."""
     before = graphs()
     call()
     return graphs() - before

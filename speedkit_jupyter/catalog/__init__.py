@@ -39,7 +39,7 @@ CATALOG: list[Optimization] = [
 
 
 def add(entry: Optimization) -> None:
-    """Insert `entry` into CATALOG before the entry named `entry.before`; at the end without one."""
+    """Insert `entry` into CATALOG before the entry named `entry.before`, or else at the end."""
     names = [one.name for one in CATALOG]
     CATALOG.insert(names.index(entry.before) if entry.before in names else len(names), entry)
 

@@ -152,7 +152,7 @@ def note_views(target: Target) -> None:
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
-    """Record views, except in a benchmark; return one convolution per weight with own memory."""
+    """Return a convolution per weight with unshared memory; outside benchmarks, record views."""
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))

@@ -102,7 +102,7 @@ class Compile(Optimization):
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         kept = compile_cache.values(now) if _is_inductor(decision) else {}
-        # Backward passes are compiled with forward passes, which run uncompiled if either fails.
+        # Backward passes are compiled along with forward passes. If one fails, both run uncompiled.
         backward = {f"functorch.{n}": v for n, v in torch_private.eager_backward()[1].items()}
         return {HOOKS: False, **backward, **kept}
 

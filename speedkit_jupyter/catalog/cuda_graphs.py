@@ -35,7 +35,7 @@ AGAIN = "a later call has overwritten this backward pass's inputs: leave cuda_gr
 
 
 class CudaGraphs(Optimization):
-    """Record a call that repeats earlier input shapes; later calls with these shapes replay it."""
+    """Record a call that repeats earlier input shapes; replay the graph for later calls like it."""
 
     name = "cuda_graphs"
     variable = None

@@ -57,7 +57,7 @@ class FusedOptimizer(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """For the block, set `fused` where possible: in passed optimizers, later in new ones."""
+        """Set `fused` in the block, where possible, on passed and newly created optimizers."""
         memo, notes, model = target.memo, target.notes, weakref.ref(target.model)
         if memo.preexisting is None:  # when first applied
             memo.preexisting = weakref.WeakSet(target.live_optimizers())

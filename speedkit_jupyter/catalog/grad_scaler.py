@@ -106,7 +106,7 @@ class LossScaling:
         self._overflows: list[tuple[set[int], list[torch.Tensor]]] = []  # leaf ids, overflow flags
         self._held: dict[int, list[tuple[torch.Tensor, Any]]] = {}  # gradients hidden from a step
         self._unscaled: set[int] = set()  # ids of leaves that a step inside backward() unscaled
-        self._holders: list[Any] = []  # stand-in optimizers, kept: the scaler stores their ids
+        self._holders: list[Any] = []  # stand-in optimizers, kept alive: the scaler stores ids
 
     def begin(self, target: Target) -> None:
         """Start scaling losses for a plan; plans may end in any order."""

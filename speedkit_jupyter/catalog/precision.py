@@ -153,7 +153,7 @@ class Precision(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function that creates autocast; for fp32, disabled on request, else a no-op."""
+        """Return a factory of autocast contexts; for fp32, disabled on request, else a no-op."""
         parameter = next(target.model.parameters(), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
@@ -293,7 +293,7 @@ class Lowered(Call):
 
 
 def _calls(target: Target, dtype: torch.dtype) -> list[Call]:
-    """Return Lowered wrappers (model, and parts that its methods call) and CastOnce wrappers."""
+    """Return Lowered (model, parts that its methods call), Unnested and CastOnce wrappers."""
     model, inside = target.model, ModelCallState()
     parameter = next(model.parameters(), None)
     block = ("cpu" if parameter is None else parameter.device.type, dtype)

@@ -27,7 +27,7 @@ TAG = "compiler.cache_key_tag"
 
 
 class Sdpa(Optimization):
-    """Try the chosen attention kernel first, others for unsupported inputs; `math` runs alone."""
+    """Try the chosen attention kernel first, other kernels for other inputs; `math` runs alone."""
 
     name = "sdpa"
     none = "auto"

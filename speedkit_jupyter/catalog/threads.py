@@ -1,4 +1,4 @@
-"""The switch `threads`: the number of intra-op threads of torch."""
+"""The switch `threads`: the number of torch's intra-op threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Threads(Optimization):
     """Limit threads to the usable cores: containers show all cores, and extra threads only wait."""
 
     name = "threads"
-    effect = Effect.ROUNDING  # threads split sums
+    effect = Effect.ROUNDING  # the number of threads changes the order of summation
     rivals = True
     flag, none = "num_threads", "auto"
     free = "NUMBER"

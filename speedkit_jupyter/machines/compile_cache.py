@@ -104,7 +104,7 @@ def trusted() -> Path:
 
 
 def prepare() -> Path | None:
-    """Clear an oversized cache; create and return the machine's folder, or warn and return None."""
+    """Limit the cache's size; create and return the folder. On errors, warn and return None."""
     try:
         folder = trusted()
         _bound_once(folder.parent)
@@ -210,7 +210,7 @@ def _bound_once(_: Path) -> None:
 
 # Maximum number of kernels per compiler run: 30 kernels take about as long as the headers.
 MOST = 30
-# A kernel's first line. Kernels with more headers can't be in a namespace: torch builds them.
+# A kernel's first line. Kernels with more headers can't be in a namespace: torch builds each alone.
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 # Headers of a kernel's Python bindings.
 BINDING_HEADERS = ("Python.h", "sstream", "cstdlib", "cerrno")
@@ -231,7 +231,7 @@ def joined(kernels: Iterable[str]) -> str:
 
 
 def build(kernels: Sequence[str]) -> Callable[[], list[Any]]:
-    """Start to build kernels, if compile threads exist; return a function that returns kernels."""
+    """Return a function that builds and loads kernels; compile threads start building at once."""
     load = torch_private.kernel_library(joined(kernels))
 
     def functions() -> list[Any]:

@@ -61,7 +61,7 @@ class Kind:
         return int(self.module.mem_get_info(device)[0]) + int(cached)
 
     def peak_bytes(self, step: Callable[[], object], device: torch.device) -> int | None:
-        """Run a step from an empty cache; return the peak of the bytes it adds, or None on MPS."""
+        """Run a step after emptying the cache; return its peak of added bytes, or None on MPS."""
         if not hasattr(self.module, "max_memory_allocated"):
             step()
             return None

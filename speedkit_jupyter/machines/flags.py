@@ -81,7 +81,7 @@ class OverrideStack:
         self._originals: dict[str, Any] = {}
 
     def push(self, names: Iterable[str], change: Callable[[], object]) -> FlagOverride:
-        """Run `change`, which sets the flags `names`; return an override. Errors reset them."""
+        """Run `change` to set the flags `names`; return an override. Errors reset the flags."""
         layer, names = FlagOverride(), tuple(names)
         try:
             with interrupts.uninterrupted():
@@ -151,7 +151,7 @@ def attribute(owner: Any, name: str, *values: Any) -> Flag:
 
 
 def all_flags() -> dict[str, Flag]:
-    """Return the flags, except `fp32_precision`'s and those that torch lacks or hasn't loaded."""
+    """Return all flags, except `fp32_precision`'s and flags that torch lacks or hasn't loaded."""
     import torch
 
     table = {  # no optimization sets these, but decisions or results depend on them

@@ -31,7 +31,7 @@ OPERATORS = ("mm", "mm.out", "addmm", "addmm.out")
 # Products with at least this many multiply-adds go to oneDNN, which was faster on every machine
 # tried; for smaller products the call itself dominates.
 LEAST_PRODUCT = 128**3
-# Products with a side below this stay with torch: oneDNN is slower if operands are transposed.
+# Products with a side below this are left to torch: oneDNN is slower with transposed operands.
 SHORTEST = 4
 Kernel = Callable[..., Any]
 # oneDNN's kernels while they are registered. A global, because the dispatcher is process-wide.
@@ -72,7 +72,7 @@ def _installed() -> torch.library.Library:
 
 
 def kernels() -> dict[str, Kernel]:
-    """Return kernels, by operator, that choose oneDNN or torch. Each call takes 2 µs more."""
+    """Return kernels, by operator, that choose oneDNN or torch. Each call takes 2 µs longer."""
     import torch
 
     product, suits = _product(), _suits()
@@ -114,7 +114,7 @@ def _product() -> Kernel:
 
 
 def _suits() -> Callable[[torch.Tensor, torch.Tensor], bool]:
-    """Return a function that tells whether to use oneDNN for a product; not for invalid shapes."""
+    """Return a function that tells whether oneDNN computes a product; False if shapes are wrong."""
     import torch
 
     onednn: Any = torch.backends.mkldnn

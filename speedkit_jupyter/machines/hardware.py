@@ -63,7 +63,7 @@ class Cpu(_Record):
 
 
 class Accelerator(_Record):
-    """One GPU. `capability` is torch's (major, minor); `rocm` is the name of AMD's architecture."""
+    """One GPU. `capability` is torch's (major, minor); `rocm` is the AMD architecture's name."""
 
     kind: devices.Name
     name: Shown = "unknown"

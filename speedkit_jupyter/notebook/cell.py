@@ -169,7 +169,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
 
 
 def _named(line: str) -> None:
-    """Show a line, unless filters ignore StateWarning; raise StateWarning if a filter says so."""
+    """Show a line as a StateWarning, which the user's filters may hide or make an error."""
     with warnings.catch_warnings(record=True) as shown:
         messages.warn(line, StateWarning)
     if shown:

@@ -190,7 +190,7 @@ def planned_for(
 ) -> tuple[str, SpeedContext | None, Plan]:
     """Return a model's name, its context or None, and its plan or the plan that `apply` would make.
 
-    The default is the only model with a plan, or the only model. Raises UsageError.
+    The default is the only model with a plan, or else the only model. Raises UsageError otherwise.
     """
     applied = dict(naming.applied(names))
     if name is None and len(applied) > 1:

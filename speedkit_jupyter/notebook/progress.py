@@ -110,7 +110,7 @@ class LiveOutput:
             self._handle.update(document)
 
     def follow(self, states: Iterable[Progress], title: str) -> None:
-        """Show an engine's progress until the engine ends; a thread adds seconds without news."""
+        """Show an engine's progress until the engine ends; a thread counts seconds without news."""
         latest, ended = [(Progress(0.0, ""), time.monotonic())], Event()
         counting = Thread(target=self._count_silence, args=(latest, ended, title), daemon=True)
         if self._handle is not None:

@@ -111,7 +111,7 @@ def _check_options(arguments: Any, mode: str, also: Sequence[str]) -> None:
 def _begin(
     mode: str, shell: Any, session: Session, cell: Cell, arguments: Any, command: str
 ) -> tuple[Any, str]:
-    """Return the engine that measures in a core mode, and a progress title. Raises UsageError."""
+    """Return the engine for timing, --compare or --tune, and a title. Raises UsageError."""
     step = step_of_cell(shell, cell, arguments)
     if mode == TIMING:
         device = device_of(step)

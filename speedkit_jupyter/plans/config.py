@@ -202,7 +202,7 @@ def _prepared(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return values by option, overridden by environment variables, and the variables used.
 
-    Add messages about keys to `problems`; warn of unknown variables. `origin.firm` has precedence.
+    Add messages about keys to `problems`; warn of unknown variables. Keep `origin.firm` as given.
     """
     known: dict[str, Any] = {}
     for key, value in values.items():

@@ -177,7 +177,7 @@ def precision_of(plan: Plan) -> str:
 
 
 def together(plans: Sequence[Plan]) -> Plan:
-    """Return one plan for several models, with active decisions, or else ones not declined."""
+    """Return one plan for several models; prefer an active decision, then one not declined."""
     ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)  # trained models first
     decisions = [
         min(of_each, key=lambda decision: (not decision.active, decision.declined))

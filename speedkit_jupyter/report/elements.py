@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of columns and rows; a plain tuple is a row without a colour.
+    """A table of columns and rows; a plain tuple is a row without a color.
 
     Columns in `numbers` are right-aligned; columns in `wraps`, and the last column, may wrap. Text
     output drops `optional` columns, beginning with the last, until the table fits on the page. The

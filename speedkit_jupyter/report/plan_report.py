@@ -152,7 +152,7 @@ def outcome(decision: Decision, on: tuple[str, Tone] = ON) -> tuple[str, Tone]:
 
 
 def worth_measuring(plan: Plan, found: Tuning | None = None) -> str:
-    """Return a line about the tuning result `found`, else about values worth measuring; or ""."""
+    """Return a line, maybe empty, about the tuning result `found` or else values to measure."""
     if found is None:
         offer = f"Worth measuring here: {values_text(plan.worth_measuring)}: `%%speedbench --tune`"
         return offer if plan.worth_measuring else ""
@@ -286,7 +286,7 @@ def code_report(
     model: torch.nn.Module | None = None,
     names: Mapping[str, Any] | None = None,
 ) -> Document:
-    """Return a report with a plan's code; `name`: the model's expression, `names`: variables."""
+    """Return a plan's code; `name` is the model's expression, `names` the notebook's variables."""
     text = code(plan, form, optimizers, model=model, name=name, names=names)
     titles = {"torch": "plain PyTorch", "transformers": "Transformers", "yaml": "a config"}
     title = titles.get(form, f"a script for {form}")

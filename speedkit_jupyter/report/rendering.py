@@ -1,6 +1,6 @@
 """Render reports as text and HTML, and their figures as PNG, for all front ends.
 
-HTML has inline styles, because several front ends drop style sheets, and sets no text colour.
+HTML has inline styles, because several front ends drop style sheets, and sets no text color.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BREAKS = r"([ \n]+)|(?<=\+)|(?<=,)(?=[a-z])"
 
 @dataclass(frozen=True)
 class Document:
-    """A report: a headline, sections or bodies without a title, and plain values in `data`.
+    """A report: a headline, `content` (sections or bare bodies), and plain values in `data`.
 
-    If `is_brief`, HTML collapses folded sections, and text shows a line for each untitled one.
+    If `is_brief`, HTML collapses folded sections; text shortens those without a title to a line.
     """
 
     headline: str
@@ -137,7 +137,7 @@ def _row_text(cells: Sequence[str], widths: Sequence[int], found: elements.Table
 # --- HTML ---
 
 
-# Colours that are legible on white and near-black. Words repeat the meaning of each colour.
+# Colors that are legible on white and near-black. Words repeat the meaning of each color.
 GOOD, BAD, NEUTRAL, PLANNED = "#1f8838", "#da3633", "#737b84", "#1f6feb"
 GREY, CHANGED = "#808080", "#388bfd"
 # Backgrounds are translucent, so text stays legible: the last two hex digits are the opacity.

@@ -1,4 +1,4 @@
-"""Words, colours and documentation pages of verdicts and of other messages."""
+"""The words, colors and documentation pages of verdicts and of other messages."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class Deviation(NamedTuple):
 class Sums(NamedTuple):
     """Sums over `size` elements of a tensor and its reference.
 
-    `off` is the sum of the difference's squares, `square` of the reference's squares, `product` of
-    difference × reference, `shift` of the difference.
+    `off` sums the squares of the difference, `square` the squares of the reference, `product` the
+    products of difference and reference, and `shift` the difference itself.
     """
 
     size: int

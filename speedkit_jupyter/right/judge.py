@@ -106,7 +106,7 @@ class StepJudge:
         return self.lowered != "fp32" or most <= 0.02
 
     def note_unlike(self, again: ObservedRun) -> None:
-        """Record values that differ in a second baseline run; floats outside results set `void`."""
+        """Record values that differ in another baseline run. Floats outside results set `void`."""
         for place, row in again.rows.items():
             known = self.own.rows.get(place)
             differs = self._excess(place, row, self.lowered)[0] > 1
@@ -121,7 +121,7 @@ class StepJudge:
         return lowest(precision, self.lowered)
 
     def runs_before_verdict(self, run: ObservedRun, precision: str) -> int:
-        """Return the number of runs to add (controls, one of the baseline) before judging "wrong".
+        """Return the number of runs to add (controls and one baseline run) before judging "wrong".
 
         Return 2 if the run is broken or a value of 16 or more elements exceeds DOUBT × its limit.
         Return 6 if only smaller values or deviations exceed limits, maybe by chance; else 0.

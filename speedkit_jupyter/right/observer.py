@@ -41,8 +41,8 @@ from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.watching import Watcher, unwatched
 from speedkit_jupyter.torchglue.storage import is_in_memory, plain
 
-# Gradients are compared and replaced in this many steps of each optimizer. The first starts from
-# the user's state, the second from the first's result. Each adds a copy of parameters to the trace.
+# Gradients are compared and replaced in this many steps of each optimizer. The first step starts
+# from the user's state, the second from its result. Each adds a copy of parameters to the trace.
 FOLLOWED = 2
 CACHE = "past_key_values"
 # Keyword arguments with these words in their names hold no tokens, and are not compared.
@@ -67,7 +67,7 @@ LED_CONTROL_RUN = RunKind(ends_early=True, led=True)
 
 
 class Enough(BaseException):
-    """Ends a step early; a BaseException, which the user's `except Exception` doesn't catch."""
+    """Raised to end a step early; a BaseException, so that `except Exception` doesn't catch it."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Observer(Watcher):
             self._name(parameter)
         self._numbers: Counter[tuple[int, int, str, str]] = Counter()
         held = (self._parameters | self._all("buffers")) if self.kind.extends else {}
-        # For changes in the trace: parameters at the start or last compared step, initial buffers.
+        # Bases of changes: parameters at the start or last compared step, and initial buffers.
         self._seen = {n: _copy(v) for n, one in held.items() if (v := plain(one)) is not None}
         for gradient in map(self._gradient, self._parameters.values()):
             if gradient is not None and is_in_memory(gradient):
@@ -286,7 +286,7 @@ class Observer(Watcher):
         return rows.values()
 
     def _stored(self, kind: str, found: Values) -> Look:
-        """Return a Look: copies (floats as float32, precise enough) and norms of state changes."""
+        """Return a Look: copies (floats as float32, which suffices), and norms of state changes."""
         values, moved = dict(found), dict[str, Any]()
         for name, value in found.items():
             if value is None or isinstance(value, str):

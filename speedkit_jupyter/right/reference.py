@@ -214,7 +214,7 @@ def _in_float32(value: Any) -> Any:
 
 @contextmanager
 def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
-    """Disable dropout in the block, as masks differ by kernel; yield whether dropout was active."""
+    """Disable dropout in the block, because masks differ by kernel; yield whether any was on."""
     dropouts: Any = torch.nn.Dropout.__base__
     kinds = (dropouts, torch.nn.MultiheadAttention, torch.nn.RNNBase)
     layers: list[tuple[Any, str, float]] = []
@@ -254,16 +254,16 @@ def noted_autocast() -> Iterator[set[str]]:
 def rounded(
     precision: str, number: int = 0, loss_scale: float = 1.0
 ) -> AbstractContextManager[None]:
-    """In the block, round matrix products, their operands and dependent results to `precision`.
+    """Round matrix products, their operands and dependent results to `precision` in the block.
 
     In fp32, all results are rounded to 20 bits. Run `number` 1 rounds to nearest, others at random.
-    In fp16, noise of up to half the smallest subnormal is added, ÷ `loss_scale` in backward passes.
+    In fp16, noise of up to half the smallest subnormal (÷ `loss_scale` in backward) is added.
     """
     return each_operation(_Rounding(precision, number, loss_scale).make)
 
 
 class _Rounding:
-    """Change numbers by up to one rounding; record which tensors are in the lower precision."""
+    """Change numbers by up to one rounding error; record which tensors are in low precision."""
 
     def __init__(self, precision: str, number: int, loss_scale: float) -> None:
         self._everything = precision == "fp32"
@@ -297,7 +297,7 @@ class _Rounding:
         return result
 
     def _is_low(self, name: str, args: Any) -> bool:
-        """Return True if all tensor operands are in lower precision; in fp32, if there are any."""
+        """Return whether all tensor operands are in low precision; in fp32, whether any exist."""
         tensors = [tensor for tensor in _tensors(args) if tensor.dim() or tensor.numel() > 1]
         if any(part in name for part in BY_FIRST_OPERAND):
             tensors = tensors[:1]

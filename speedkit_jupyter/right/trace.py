@@ -149,7 +149,7 @@ def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
     """Return the comparable parts of a value, by location; `name` is the value's name.
 
     Tensors are detached, and large tensors sampled. Python's floats and complex numbers become
-    pairs (real, imaginary), integers int64 tensors in main memory, other parts text.
+    pairs (real, imaginary). Integers become int64 tensors in main memory, other parts text.
     """
     found: dict[str, torch.Tensor | str] = {}
     _search(found, value, name, depth=8)  # deeper nesting is not searched

@@ -169,7 +169,7 @@ class AccuracyCheck:
         calls: int = 0,
         trace: dict[Key, Look] | None = None,
     ) -> ObservedRun:
-        """Run calls of the step, put the user's state back, return differences from the trace."""
+        """Run calls of the step, restore the user's state, return differences from the trace."""
         judge, drawn, step = self._judge, set[str](), runner.step
         replays = judge.drawn != set() and not _is_compiled(runner)
         # A second call starts from the state that the first call left, such as a cache.

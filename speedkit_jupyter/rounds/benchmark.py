@@ -1,4 +1,4 @@
-"""The benchmark: time variants of one step in shuffled rounds, and put everything back.
+"""The benchmark: time variants of one step in shuffled rounds, and restore the user's state.
 
 `Benchmark.run` has the phases in order. A `Runner` has one variant: its plan, its warm state and
 its record. A `Pool` has the runners and the copy of the user's state, and warms the variants up.
@@ -99,14 +99,14 @@ class Benchmark:
         return any(record.times_s for record in self._records)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield progress. Without a given pool, put the user's state back at the end."""
+        """Measure; yield progress. Restore the user's state at the end, unless a pool was given."""
         policy, owns_pool = self._policy, self._pool is None
         with ExitStack() as stack:
-            # 1. Unless a pool is given, copy the user's state, and put it back at the end.
+            # 1. Unless a pool is given, copy the user's state, and restore it at the end.
             pool = self._pool or stack.enter_context(pooled(self.step, len(self.variants) + 1))
             guard = pool.guard  # pauses for other cells don't count
             now = lambda: clock.now() - guard.paused_s  # noqa: E731
-            # Putting the state back takes as long as copying it.
+            # Restoring the state takes as long as copying it.
             ends = (self.begun_s, guard.taking_s) if owns_pool else ()
             self.budget = Budget(self.budget_s, now, self._within, *ends)
             # 2. Warm-up: the baseline's steps show if steps can repeat; the other variants follow.
@@ -140,7 +140,7 @@ class Benchmark:
             yield from self._ask_accuracy(working(runners)[1:], guard.state)
 
     def _ask_accuracy(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
-        """Record the user function's score or error by variant, outside the budget."""
+        """Record the accuracy function's number or error for each variant, outside the budget."""
         if (named := self._accuracy) is None:
             return
         for runner in runners:
@@ -194,7 +194,7 @@ class NamedAccuracy:
     def number(self, step: Step) -> float:
         """Return the function's number for the models in their current state.
 
-        A function of one argument gets the model. Raises StepError without a finite number.
+        A function of one argument gets the model. Raises StepError if it returns no finite number.
         """
         needed, models = arguments_of(self.function), step.models
         if needed > 1 or (needed and len(models) != 1):

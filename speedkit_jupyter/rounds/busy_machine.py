@@ -1,4 +1,4 @@
-"""Estimate how much other programs delayed this one, and say so."""
+"""Estimate how much other programs delayed this one, and describe the delay."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Interruptions:
     """Measure the possible delay of this process by other processes.
 
     A thread may wait for a core that another process, or another thread of this process, uses.
-    Linux's waiting times include both, but the delay since this object's creation can't exceed the
-    CPU time of other processes.
+    Linux's waiting times include both causes, but the delay by other processes since this object's
+    creation can't exceed their CPU time.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Interruptions:
         self._cpu_s, self._waited_s = time.process_time(), waited_s()
 
     def seconds(self, wall_s: float) -> float:
-        """Return a high estimate of the delay in `wall_s` seconds since `begin()`; 0 if unknown."""
+        """Return an upper estimate of the delay in `wall_s` since `begin()`; 0 if unknown."""
         waiting_s = waited_s() - self._waited_s
         # The CPU time ÷ the number of cores is the least wall time without delays.
         least_s = (time.process_time() - self._cpu_s) / _cores()
@@ -84,7 +84,7 @@ def taken_by_others_s() -> float:
 def _living_children_s() -> float:
     taken_s = 0.0
     for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # the child has ended meanwhile
+        with suppress(psutil.Error):  # the child has just ended
             taken_s += sum(child.cpu_times()[:4])  # including the child's ended children
     return taken_s
 

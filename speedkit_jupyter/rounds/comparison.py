@@ -1,4 +1,4 @@
-"""The base class of results (report, file); a benchmark's result: records, ratios, verdicts."""
+"""The base class of results with reports; a benchmark's result: records, ratios, verdicts."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ class Comparison(Shown):
 
 
 class Progress(NamedTuple):
-    """The `done` share of the budget (0 to 1), a line of text, and the results so far."""
+    """The progress of a measurement: the `done` share (0 to 1), a text, and the results so far."""
 
     done: float
     text: str

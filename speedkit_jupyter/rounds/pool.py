@@ -30,7 +30,7 @@ WARM_UP = 0.05
 
 @contextmanager
 def pooled(step: Step, copies: int) -> Iterator[Pool]:
-    """Hide plans, copy the user's state, yield a pool; at the end put state and plans back.
+    """Hide plans, copy the user's state, yield a pool; at the end restore state and plans.
 
     If the device has no room for `copies` of the state, copies are in main memory. Raises StepError
     during another measurement, or if another thread trains.
@@ -61,7 +61,7 @@ class Pool:
     def baseline(
         self, variants: Sequence[Variant], budget: Budget, around: Surrounding = nullcontext
     ) -> Generator[Progress, None, Runner]:
-        """Warm the first variant up, compare its first calls' work, put the user's state back.
+        """Warm up the first variant, compare calls if the first is slow, restore the user's state.
 
         Returns the runner with facts about these calls, such as the work of later calls. The first
         call runs inside `around()`. A known, warm runner only gets a new record.
@@ -110,8 +110,8 @@ class Pool:
     ) -> Generator[Progress, None, list[Runner]]:
         """Plan the other variants and warm each up from the user's state; return all runners.
 
-        Records note failures and lack of time. Undisturbed variants are not timed if they are over
-        `policy.most_times_slower` times slower than `first`. Once another variant is warm, compiled
+        Records note failures and lack of time. Undisturbed variants are not timed if they take over
+        `policy.most_times_slower` times as long as `first`. Once another variant is warm, compiled
         variants warm up only if their rounds fit. A budget that `grows` gets up to 600 s.
         """
         interruptions = busy_machine.Interruptions()
@@ -151,7 +151,7 @@ class Pool:
         return runners
 
     def runner(self, variant: Variant, first: Runner | None = None) -> Runner:
-        """Return a variant's runner: planned anew and cold, or the known runner with a new record.
+        """Return a variant's runner: newly planned and cold, or the known runner with a new record.
 
         The plan covers optimizers that the step creates; `first` has their facts. A plan without
         changes is marked as the same as the baseline; as failed if optimizations were declined.

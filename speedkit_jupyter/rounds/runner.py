@@ -101,7 +101,7 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """Run one step and return its result; with `rewind`, on the same data as every other step.
 
-        The first call sets `facts.asked`. Raises StepError for a coroutine, or if data runs out.
+        The first call sets `facts.asked`. Raises StepError for an unrun result, or if data ends.
         """
         if rewind:
             self.step.rewind()
@@ -139,7 +139,7 @@ class Runner:
         release(error)
 
     def leave_out(self, first: Runner, budget: Budget) -> None:
-        """Stop timing this variant; record why: a busy machine, low speed, or a lack of time."""
+        """Stop timing this variant; record why: a busy machine, low speed, or lack of time."""
         given = f"{units.seconds(budget.seconds)} are"
         if budget.within is not None:  # users don't know the parts of a search's budget
             given = "the rest of the budget is"
@@ -168,7 +168,7 @@ class Runner:
 
         The warm-up also ends after MOST_STEPS steps, `most_s` seconds (not counting the first step)
         or the budget. The first step runs inside `around()`; `usual_s` is the baseline's time per
-        step. Raises StepError if a GradScaler skips all steps, or the last step in the budget.
+        step. Raises StepError if the warm-up ends with a step that a GradScaler skipped.
         """
         record, times_s, expected_s, skipped = self.record, list[float](), usual_s, False
         self.warm = self.state() if self.facts.repeats.afresh else self.warm
@@ -184,14 +184,14 @@ class Runner:
             if self.warm is None and not skipped:
                 self.warm = self.state()
             budget.exclude(now_s - usual_s if compiled else 0.0)
-            if len(times_s) <= 2 or now_s < self.fastest_s:  # the first is often the slowest
+            if len(times_s) <= 2 or now_s < self.fastest_s:  # the first step is often the slowest
                 self.fastest_s, self.was_disturbed = now_s, waited_s > busy_machine.SELDOM * now_s
             if len(times_s) == 1:
                 record.note_warm_up(now_s)
             elif not compiled:
                 self.recent_s.append(now_s)
             record.notes.update({k: v for one in self.contexts for k, v in one.notes.items()})
-            if self.recent_s or (usual_s and not compiled):  # the first often compiles
+            if self.recent_s or (usual_s and not compiled):  # the first step often compiles
                 expected_s = max(self.recent_s, default=now_s)
             if not skipped and _is_settled(times_s, compiled, most_s):
                 break

@@ -200,9 +200,9 @@ class Sampler:
         return self._budget.allows(max(self._blocks_s.get(id(runner), [first_s])))
 
     def _block_or_failure(self, runner: Runner) -> Block:
-        """Time a block from the warm state and return it; record an error and return None.
+        """Return a timed block; record an error and return None, or raise the baseline's error.
 
-        If later steps fail or do less, all start from the warm state. Baseline errors are raised.
+        After an error, retry with each step from the warm state; if that works, all blocks do so.
         """
         begun = self._budget.spent_s
         try:

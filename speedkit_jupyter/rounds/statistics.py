@@ -117,7 +117,7 @@ def paired_ratio(
     The interval is distribution-free (order statistics of the median, by the binomial test) at the
     level 1 - `error`, and unbounded for fewer than `least_pairs(error)` pairs. If no pair is
     delayed by over 1 %, `_far` may give Student's interval instead. `waited_s` has possible delays
-    of both sides, in seconds. Pairs delayed by over 1 % are dropped if enough pairs remain; else
+    of baseline and candidate. Pairs delayed by over 1 % are dropped if enough pairs remain; else
     the interval covers the estimates with and without delays. The interval is clipped to the
     measured ratios, and unbounded if clipping changes the verdict, or if too wide.
     """

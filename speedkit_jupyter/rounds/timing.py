@@ -33,7 +33,7 @@ RUNS = max(7, LEAST_RUNS + 1)
 
 
 class Stopwatch:
-    """Measure the seconds `wall_s` from `begin()` to `end()`, with an idle device at both.
+    """Measure the seconds `wall_s` from `begin()` to `end()`, with an idle device at both moments.
 
     Other processes may have delayed this process for up to `waited_s` of these seconds.
     """
@@ -64,7 +64,7 @@ Loop = Callable[[int, Stopwatch], object]
 
 @dataclass(repr=False)
 class Timing(Shown):
-    """A timing's result, with the attributes of `%timeit -o`; `all_runs` are seconds per run."""
+    """The times of a step, with the attributes of `%timeit -o`; `all_runs` are seconds per run."""
 
     REPORT = "speedkit_jupyter.report.comparison_report:timing_report"
 
@@ -165,12 +165,12 @@ class Timer:
         return bool(self.timing.all_runs)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield progress. The user's state is put back at the end."""
+        """Measure; yield progress. Restore the user's state at the end."""
         is_exact, afresh = self.loops is not None and self.runs is not None, False
         budget_s = math.inf if is_exact or not self.budget_s else self.budget_s
         with self.step.guarded() as guard:
             state = guard.state
-            # Putting the state back takes as long as copying it.
+            # Restoring the state takes as long as copying it.
             self._budget = Budget(budget_s, begun_s=self.begun_s, reserved_s=guard.taking_s)
             if not is_exact:
                 yield Progress(0.0, "first call")

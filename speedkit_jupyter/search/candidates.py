@@ -51,7 +51,7 @@ class Candidate:
         return Candidate({name: self.values[name]})
 
     def without_each(self) -> list[Candidate]:
-        """Return one plan per part, without that part; an empty list for fewer than two parts."""
+        """Return, for each part, the plan without it; an empty list for fewer than two parts."""
         return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:
@@ -62,9 +62,9 @@ class Candidate:
         return self.without(*excluded) + single
 
     def neighbours(self, singles: Sequence[Candidate]) -> list[Candidate]:
-        """Return the plan without each of its parts, then joined with each of `singles` not in it.
+        """Return the plan without each of its parts, then with each of `singles` that it lacks.
 
-        For a compiled plan, also return the neighbours of the plan without compilation.
+        For a compiled plan, also return the neighbors of the plan without compilation.
         """
         new = [single for single in singles if not single.values.items() <= self.values.items()]
         near = [*self.without_each(), *map(self.joined, new)]

@@ -117,7 +117,7 @@ class StepReader(Watcher):
 
     def __init__(self, step: Step, hardware: Hardware) -> None:
         self._step, self._hardware, self._trains = step, hardware, False
-        self._inputs: dict[tuple[str, ...], None] = {}  # distinct; only one for several models
+        self._inputs: dict[tuple[str, ...], None] = {}  # distinct; the first for several models
         self._decodes = False
         self._autocast: set[str] = set()
 
@@ -169,7 +169,7 @@ def newest(
         entries = database.learned(setting(models, hardware))
     entries = list(filter(is_usable, entries))
     fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
-    # Inference may gain where training does not, so an empty plan for one is ignored for the other.
+    # Inference may gain where training does not, so an empty plan counts only for its own kind.
     return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
 
 

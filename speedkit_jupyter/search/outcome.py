@@ -71,7 +71,7 @@ class Tuning(Shown):
         self.is_newer = True  # True until a plan is applied to one of the models
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
-        """Set the winner, its proof, and its speed-up: in any process, or else only in this one."""
+        """Set the winner, its proof and its speed-up, which may be proven only in this process."""
         record = TimedPlan.of(comparison, plan).record
         here, anywhere = comparison.ratio(record), comparison.in_any_process(record)
         is_only_here = here and anywhere and here.verdict == "faster" != anywhere.verdict
@@ -246,7 +246,7 @@ class SearchMemory:
         self._answers, self.newest = list[Tuning](), cast("Tuning | None", None)
 
     def add(self, tuning: Tuning) -> None:
-        """Make a result the `newest`; if settled, keep it for its models and call the listeners."""
+        """Store a result as `newest`; if settled, also for its models, and call the listeners."""
         self.newest = tuning
         if tuning.is_settled:
             self._answers = [one for one in self._answers if one.models] + [tuning]

@@ -74,7 +74,7 @@ def clearly_slower(records: Sequence[Record]) -> list[Record]:
 
 
 def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candidate:
-    """Return the plan that leads a race if it may beat the baseline; else return BASELINE.
+    """Return the fastest plan of a race if it may be faster than the baseline; else BASELINE.
 
     A compiled plan must be over 1 / MAY_BE_BEST times as fast as the baseline and uncompiled plans.
     """
@@ -91,8 +91,8 @@ def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candid
 def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
     """Return the plan with the highest gain among the plans whose parts pay off.
 
-    If gains differ by less than SAME, the first plan wins, or else the smallest. Parts pay off if
-    the plan leads each plan with a subset of them by the largest `least_gain` of missing parts.
+    If gains differ by less than SAME, the first plan wins, else the one with the fewest parts. A
+    plan must beat each plan with a subset of its parts by the missing parts' largest `least_gain`.
     """
 
     def pays(plan: Candidate) -> bool:
@@ -151,7 +151,7 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
 def proven_gains(rows: Mapping[str, TimedPlan], checked: bool = True) -> dict[str, float]:
     """Return each plan's proven speed-up; 0 if dropped, unproven or, if `checked`, unchecked.
 
-    If the first plan is proven, the others are compared with it: the baseline's noise drops out.
+    If the first plan is proven, other plans are compared with it: the baseline's noise cancels.
     """
     gains = {name: row.gain(proven=True, checked=checked) for name, row in rows.items()}
     whole = next(iter(rows.values()))
@@ -226,7 +226,7 @@ class Proof(Policy):
         return (is_clear or has_enough) and ratio.is_precise(precise * (1 + has_enough))
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the records of proven plans, the best first, until one plan has right results."""
+        """Yield the records of proven plans, the best first, until one plan passes its check."""
         timed = {plan.name: TimedPlan.of(comparison, plan) for plan in self._plans}
         gains = proven_gains(timed, checked=False)
         while gains[(best := leader(self._plans, gains)).name] > 1:

@@ -1,8 +1,8 @@
-"""The search: races choose a plan, a proof in fresh rounds decides, and the plan is stored.
+"""Search for a plan: short races choose a plan, and a proof in fresh rounds decides.
 
-A plan that leads a race may have won by luck, and its parts may add nothing, so a proof follows. A
-learned plan is proven again; races follow if the proof fails. `PlanSearch.run` has the phases in
-order. Races and proofs are Benchmarks of warm variants, ended by policies: `PlanRace` and `Proof`.
+A race times several plans in the same rounds and drops slow ones. Its leader may have won by luck,
+and its parts may add nothing, so a proof follows. A learned plan is proven first; races follow if
+this fails. Races and proofs are Benchmarks, each with its own policy: `PlanRace` and `Proof`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class PlanSearch:
             self.tuning.notes.append(f"gemm was not tried: {rates.failure}")
 
     def _read_step(self, pool: Pool) -> learning.TaskFacts:
-        """Warm the baseline up, set the budget and `kept` options, return the facts of the step."""
+        """Warm up the baseline, set the budget and `kept` options, return the facts of the step."""
         tuning, budget = self.tuning, self.budget
         reader = learning.StepReader(self.step, self.hardware)
         part = Budget(DEFAULT_BUDGET_S, within=budget)
@@ -217,7 +217,7 @@ class PlanSearch:
     ) -> Generator[Progress, None, Candidate]:
         """Race plans, then variations of the best as time allows; return the best, or BASELINE.
 
-        `tried` gets a reason against each other plan. A single plan is rarely raced.
+        `tried` gets a reason against each loser. A single plan races only if it compiles blocks.
         """
         tried, best, title = self.tried, BASELINE, "racing the suggested plans"
         for _ in range(thresholds.MOST_RACES):
@@ -279,7 +279,7 @@ class PlanSearch:
     def _measured(
         self, phase: int, title: str, asked: Sequence[Candidate], policy: Policy
     ) -> Generator[Progress, None, Comparison]:
-        """Benchmark plans, free idle runners, adapt the budget; add and return the comparison."""
+        """Free idle runners, benchmark plans, adapt the budget; store and return the comparison."""
         variants = [plan.variant() for plan in (BASELINE, *asked)]
         budget, pool, limit_s = self.budget, self._pool, self._at_most_s
         if pool is not None:
@@ -302,7 +302,7 @@ class PlanSearch:
         return comparison
 
     def _store(self, seen: learning.TaskFacts) -> None:
-        """Store the winner; or, if clearly none helps and no options are kept, an empty plan."""
+        """Store the winner; or an empty plan, if clearly no plan helps and no options are kept."""
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
             plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
@@ -335,7 +335,7 @@ def tune(
         optimizer: the optimizers (default: all that the step reaches).
         budget_s: seconds for the whole search, not counting compiling (default: 10 s, or 60 steps
             if these take longer).
-        fresh: search anew even if a plan was learned for this step (default: check that plan).
+        fresh: search again even if a plan was learned for this step (default: check that plan).
         keep: names of optimizations to leave unchanged; `("precision", "tf32")` keeps full float32.
         at_most_s: limit in seconds on the winner's 99th percentile: of a step, or of a token if
             the step generates text. With a limit, the plan is not stored.

@@ -23,7 +23,7 @@ MAY_BE_BEST = 0.93
 MOST_TIMES_SLOWER = 3.0
 # A plan that takes over this many times as long as the fastest is dropped despite noise.
 CLEARLY_SLOWER = 1.25
-# Fewest rounds to drop a plan or call one likely: a median of three ignores one disturbed round.
+# Fewest rounds to drop a plan or call it likely: a median of three ignores one disturbed round.
 FEW_ROUNDS = 3
 # After FEW_ROUNDS, a plan is dropped if it is slower than the fastest by this many standard errors
 # of the median, and by SAME.

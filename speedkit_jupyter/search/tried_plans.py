@@ -212,7 +212,7 @@ class TriedPlans:
         return any(other.values.items() <= plan.values.items() for other in self.refused)
 
     def best(self) -> TimedPlan | None:
-        """Return the fastest plan not refused or None; likely ones first, then small ones."""
+        """Return the fastest plan not refused, or None; prefer likely plans, then few parts."""
         timed = [row for row in self.rows() if row.ratio.pairs]
         timed = [row for row in timed if not self._is_refused(self.plans[row.name])]
         able = [row for row in timed if row.is_likely] or timed
@@ -252,7 +252,7 @@ class TriedPlans:
         return sorted(filter(is_worth_it, others), key=promised, reverse=True)
 
     def rivals(self) -> list[Candidate]:
-        """Return up to two plans with the largest speed-ups above 1, the best last."""
+        """Return the plans with the two largest speed-ups above 1, or fewer; the best is last."""
         speedups = self._speedups()
         able = [name for name in self.plans if speedups.get(name, 0.0) > 1]
         return [self.plans[name] for name in sorted(able, key=speedups.__getitem__)[-2:]]

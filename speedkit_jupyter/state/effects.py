@@ -20,13 +20,13 @@ from speedkit_jupyter.support.source_lines import is_user_code_boundary
 from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.dynamo import COMPILERS
 
-# Jupyter messages about widgets.
+# Types of Jupyter messages about widgets.
 WIDGET_MESSAGES = frozenset(["comm_open", "comm_msg", "comm_close"])
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Output:
-    """Hide widgets of steps; show displays and logs only of the first call that makes any.
+    """Hide widgets of steps; show displays and logs of one call only, the first with such output.
 
     `release` closes new widgets and figures. Each warning is shown once, and none from forked
     processes. A step's log lines, except torch's and SpeedKit's, reach only stdout and stderr.
@@ -161,7 +161,7 @@ def _install() -> None:
 
 @contextmanager
 def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
-    """Call `say` before each lasting effect of this thread's steps; its error stops the effect."""
+    """Call `say` before lasting effects of this thread's steps; an error in `say` prevents them."""
     here, busy = (os.getpid(), threading.get_ident()), False
 
     def listen(event: str, given: tuple[Any, ...]) -> None:

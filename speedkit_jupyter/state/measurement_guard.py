@@ -1,4 +1,4 @@
-"""Guard the user's state in a measurement: copy it, and put it back in pauses and at the end.
+"""Guard the user's state during a measurement: copy it, restore it in pauses and at the end.
 
 A measurement pauses for other cells, and ends if a cell changes the measured state or a plan.
 """
@@ -56,8 +56,8 @@ def in_progress() -> MeasurementGuard | None:
 class MeasurementGuard:
     """On entry, copy the state that a step may change; on exit, restore it. Drop output until exit.
 
-    A walk from `roots` finds the state; pauses put the plans of `models` in force. `tell` gets
-    lines about state and effects that can't be put back. `off_device` puts copies in main memory.
+    A walk from `roots` finds the state; during pauses, the plans of `models` are in force. `tell`
+    gets lines about state and effects that can't be undone. `off_device` copies to main memory.
     Raises StepError during another measurement, or if another thread trains a model of `models`.
     `paused_s` and `taking_s` are the seconds that pauses and the entry took.
     """
@@ -175,7 +175,7 @@ def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
 
 
 def _unrestorable(state: Snapshot, iterators: Replays) -> list[str]:
-    """Return lines for the user about objects of the walk that can't be put back, by reason."""
+    """Return lines for the user about objects of the walk that can't be restored, by reason."""
     walk = state.walk
     unknown = [
         f"{walk.name(instance)} ({type(instance).__name__})"

@@ -22,7 +22,7 @@ MACHINERY = frozenset([
 ])  # fmt: skip
 # Exceptions to MACHINERY: modules of values that are shared with other processes.
 SHARED = ("multiprocessing.shared_memory", "multiprocessing.sharedctypes")
-# Objects of these parts of torch (compilers, recorders, communication) break when put back.
+# Objects of these parts of torch (compilers, recorders, communication) break when restored.
 INNER_MODULES = re.compile(
     r"torch\.(_[a-z]|fx|cuda\.graphs|cuda\.streams|distributed|profiler|multiprocessing)"
 )

@@ -1,4 +1,4 @@
-"""Replace iterators with replays, so that all steps, and then the user, draw equal elements."""
+"""Replace iterators with replays: all measured steps, and then the user, get equal elements."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Replays:
         self._exchange([one.replay for one in self._found])
 
     def hand_back(self) -> None:
-        """Put the user's iterators or their twins back; they continue as if no step had drawn."""
+        """Restore the iterators, or their twins if a step drew from them: no element is lost."""
         self._exchange([one.twin if one.replay.drawn else one.original for one in self._found])
 
     def _exchange(self, new: list[Any]) -> None:
@@ -116,7 +116,7 @@ def _can_hold_another(walk: Walk, holder: Any) -> bool:
 
 
 def _is_a_spare(walk: Walk, iterator: Any, holder: Any) -> bool:
-    """Return whether the holder, a dict of a DataLoader or tqdm bar, merely stores the iterator."""
+    """Return whether the holder, a dict of a DataLoader or tqdm bar, only caches the iterator."""
     owner = walk.before(holder)
     if is_a(owner, DataLoader):
         return attribute_dict(owner) is holder

@@ -1,4 +1,4 @@
-"""Copy the objects that a walk found, and settings of the process; put both back."""
+"""Copy and restore the objects that a walk found, and settings of the process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Snapshot:
     Copies of tensors are on the originals' device, or in main memory with `off_device`. Unchanged
     tensors and arrays share the copies of an earlier `base`; with `for_timing`, changed large float
     tensors do too, because their values don't affect time. `failed` has the reason why an object or
-    setting can't be copied or put back, by name; `too_large` has the names of data not copied.
+    setting can't be copied or restored, by name; `too_large` has the names of data not copied.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Snapshot:
         return memory if key not in self._changing and handler.same(instance, memory) else None
 
     def restore(self) -> None:
-        """Put the copied state back; record failures in `failed`; raise a Ctrl-C at the end."""
+        """Restore the copied state; record failures in `failed`; raise a Ctrl-C at the end."""
         self._restored += 1
-        # Settings first, because the operations that put tensors back may depend on them.
+        # Settings come first, because the operations that restore tensors may depend on them.
         self.failed.update(self._settings.restore())
         stopped: BaseException | None = None
         with torch.DisableTorchFunctionSubclass(), torch.inference_mode(False), torch.no_grad():
@@ -122,7 +122,7 @@ class Snapshot:
             raise stopped
 
     def let_go(self) -> None:
-        """Drop the copies of objects: later restores put back only settings and random states."""
+        """Drop the copies of objects: later calls restore only settings and random states."""
         self._memories, self._of_base = {}, {}
 
     def _due(self) -> Iterator[tuple[Key, tuple[Any, Any]]]:
@@ -141,7 +141,7 @@ class Snapshot:
 
     @property
     def has_changed(self) -> bool:
-        """Return whether restores of this snapshot, or of one related by `base`, found changes."""
+        """Return whether this snapshot, or one that shares its base, found changes to restore."""
         return bool(self._changing)
 
     def draws(self) -> bool:
@@ -150,7 +150,7 @@ class Snapshot:
         return self._random.changed() or any(hasattr(kind, "__next__") for kind in kinds)
 
     def restore_randomness(self) -> None:
-        """Put back only the states of random generators: the process's and the walk's."""
+        """Restore only the states of random generators: the process's and the walk's."""
         self.failed.update(self._random.restore(compares=False))
         for (_, handler), (instance, memory) in self._memories.items():
             if isinstance(handler, Generators):

@@ -1,4 +1,4 @@
-"""Walk over the objects that code can reach; HANDLERS lists the kinds of state."""
+"""Walk over the objects that code can reach; HANDLERS has a handler for each kind of object."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Unknown(StateHandler):
 
 
 class Caches(StateHandler):
-    """Handle the user's `lru_cache` objects, whose entries can't be put back."""
+    """Handle the user's `lru_cache` objects, whose entries can't be restored."""
 
     types = (LruCache,)
     has_state = False
@@ -136,7 +136,7 @@ def _size_in_python(cls: type) -> int:
     return object.__basicsize__ + pointers * (object.__basicsize__ // 2)
 
 
-# A walk follows no further objects after it has found this number, in about a second.
+# A walk stops following objects after it has found this number, which takes about a second.
 MOST_OBJECTS = 100_000
 
 
@@ -165,7 +165,7 @@ class Walk:
             self._run()
 
     def handlers(self, instance: Any) -> tuple[StateHandler, ...]:
-        """Return the handlers of one object."""
+        """Return the handlers of an object, cached by class."""
         cls = type(instance)
         if id(cls) not in self._known:  # by id: metaclasses may override hashing
             self._known[id(cls)] = cls, handlers_of(cls)

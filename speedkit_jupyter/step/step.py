@@ -39,7 +39,7 @@ class StateWarning(UserWarning):
 
 
 def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
-    """Make `function` raise StepError for StopIteration, which generators turn to RuntimeError."""
+    """Make `function` raise StepError for StopIteration, as generators make it a RuntimeError."""
 
     @wraps(function)  # not a context manager, whose frames would stay in tracebacks
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -58,11 +58,11 @@ def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
 class Step:
     """The code to measure, and the objects that it may change.
 
-    `run` gets a variant's context; `models` and `optimizers` get its plans. `bystanders` are the
-    step's other models and optimizers. Walks also start from `others`. A cell runs in the namespace
-    `names`, assigns variables `assigned`, and draws from iterators in variables `iterators`; in
-    `guarded`, `rewind` restarts all iterators. `around_blocks` returns a context manager for a few
-    steps. Gradients of parameters with ids in `unread` aren't compared. `say` shows a line.
+    `run` gets a variant's context; the variant's plans apply to `models` and `optimizers`. Other
+    models and optimizers of the step are `bystanders`. Walks also start from `others`. A cell runs
+    in the namespace `names`, assigns variables `assigned`, and draws from iterators in variables
+    `iterators`; in `guarded`, `rewind` restarts iterators. `around_blocks` gives a context manager
+    for a few steps. Gradients of parameters with ids in `unread` are ignored. `say` shows a line.
     """
 
     run: Callable[[SpeedContext], object]
@@ -111,7 +111,7 @@ class Step:
 
     @contextmanager
     def guarded(self, off_device: bool = False) -> Iterator[MeasurementGuard]:
-        """Yield a guard; undo steps' changes at the end. Meanwhile, `rewind` restarts iterators.
+        """Yield a guard; undo steps' changes at the end. In the block, `rewind` restarts iterators.
 
         With `off_device`, copies of the state are in main memory. Raises StepError while another
         step is measured or another thread trains. Warns of state that can't be restored.
@@ -244,7 +244,7 @@ def _takes_context(step: Callable[..., object]) -> bool:
 def over_batches(
     step: Callable[..., object], loader: DataLoader[Any] | None, name: str, advice: str
 ) -> Callable[..., object]:
-    """Return `step` or, if it takes batches, a loop over `loader`. Raises StepError without one."""
+    """Return `step` or, if it takes batches, a loop over `loader`; StepError if that is None."""
     takes = arguments_of(step) if callable(step) else 0
     words = "a batch" if takes == 1 else f"{takes} arguments"
     # A single argument named ctx or context gets SpeedKit's context, not a batch.

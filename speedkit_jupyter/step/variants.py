@@ -23,7 +23,7 @@ class Variant:
     """A named plan; `config` is None for `baseline` (no plan) and `current` (the plan in force).
 
     `around` returns a context manager for a change outside of plans. `proof` replaces the accuracy
-    check: it takes a function that puts the user's state back, and returns the Accuracy.
+    check: it takes a function that restores the user's state, and returns the Accuracy.
     """
 
     name: str
@@ -57,7 +57,7 @@ def variant(name: str) -> Variant:
 
 
 def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
-    """Return a variant's config, or for `current` the config in force; None without a plan."""
+    """Return a variant's config (for `current`, of the plan in force); None without a plan."""
     if variant.name != CURRENT:
         return variant.config
     context = applied_to(model)

@@ -141,14 +141,14 @@ class StepWork(Watcher):
 
 @dataclass(frozen=True)
 class Repeats:
-    """The difference between later calls and the first; `line` is for the user, or empty."""
+    """How later calls differ from the first call; `line` tells the user, and may be empty."""
 
     afresh: bool = False  # True if each measured call must start from the user's state
     alone: bool = False  # True if a later call fails
     line: str = ""
 
 
-# The value until later calls are compared with the first.
+# The value until later calls are compared with the first call.
 UNCOMPARED = Repeats()
 
 
@@ -176,7 +176,7 @@ def is_suspicious(first_s: float, later_s: float) -> bool:
 
 
 def ended(error: Exception) -> Repeats:
-    """Return the result for a step that can't be repeated: a later call raised `error`."""
+    """Return the Repeats of a step that can't be repeated, because a later call raised `error`."""
     raised = f"a call that follows others raises {in_a_line(error)}"
     return Repeats(True, True, f"{raised}; each measured call starts from your state")
 

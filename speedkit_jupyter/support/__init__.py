@@ -1,4 +1,4 @@
-"""Errors, argument checks, units, the database, and other helpers of all folders."""
+"""Errors, argument checks, units, the database, and other helpers for all folders."""
 
 import os
 from contextlib import suppress

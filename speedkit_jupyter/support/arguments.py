@@ -1,4 +1,4 @@
-"""Checks of the arguments of public functions, and of files given as arguments."""
+"""Check the arguments of public functions, and read files given as arguments."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def count(name: str, value: Any) -> int:
-    """Return `value` if an int of 1 or more; else raise StepError (no int) or ArgumentError."""
+    """Return `value`, an int of at least 1. Raises ArgumentError if less, StepError if no int."""
     if (number := whole(name, value)) < 1:
         raise ArgumentError(f"{name} must be 1 or more, not {number}")
     return number
@@ -88,7 +88,7 @@ def word(name: str, value: Any) -> str:
 
 
 def modules(name: str, value: Any) -> list[Any]:
-    """Return given models, and the models in other objects. Raises StepError if one has none."""
+    """Return models, given alone or in objects. Raises StepError for an object without models."""
     import torch
 
     listed = list(value) if isinstance(value, list | tuple) else [value]

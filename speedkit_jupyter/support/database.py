@@ -59,7 +59,7 @@ class Kept:
 
     @property
     def is_earlier(self) -> bool:
-        """Return whether an engine other than ENGINE found the plan, which is then only listed."""
+        """Return whether another engine version found the plan; it is then listed, not used."""
         return self.value.get("engine") != ENGINE
 
 
@@ -84,7 +84,7 @@ def make(folder: Path) -> None:
 
 
 def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
-    """Store a plan named `setting`, in place of one of this name and task. Raises SpeedKitError."""
+    """Store a plan named `setting`; replace a plan of this name and task. Raises SpeedKitError."""
     keep("plan", setting, task, {**plan, "engine": ENGINE})
 
 
@@ -121,7 +121,7 @@ def newest(kind: str, name: str) -> Mapping[str, Any] | None:
 
 
 def kept(kind: str, name: str | None = None) -> list[Kept]:
-    """Return readable entries of a kind (and name), oldest first, or []. Raises SpeedKitError."""
+    """Return readable entries of a kind (and name), oldest first. Raises SpeedKitError."""
     try:
         file = folder() / FILE
     except SpeedKitError as error:
@@ -154,7 +154,7 @@ _note_once = cache(messages.note)
 
 @contextmanager
 def _database(writes: bool = False) -> Iterator[sqlite3.Connection]:
-    """Yield a connection (`writes`: one transaction). SQLite and OS errors become SpeedKitError."""
+    """Yield a connection (a transaction if `writes`); turn SQLite, OS errors into SpeedKitError."""
     file = folder() / FILE
     try:
         if writes:
@@ -171,6 +171,6 @@ def _database(writes: bool = False) -> Iterator[sqlite3.Connection]:
         why = f"{error} ({FOLDER} can name another folder)"
         if "locked" in str(error):
             why = f"another process has been writing for over {PATIENCE_S:g} s: try again later"
-        if type(error) is sqlite3.DatabaseError:  # a damaged file; other errors have subclasses
+        if type(error) is sqlite3.DatabaseError:  # a damaged file; other errors are of subclasses
             why = f"the file is damaged ({error}): delete or move it, and a new one is created"
         raise SpeedKitError(f"the stored data in {file} can't be used: {why}") from None

@@ -1,4 +1,4 @@
-"""The errors that SpeedKit raises on purpose, and their hint `Did you mean …?`."""
+"""The errors that SpeedKit raises on purpose, and the hint `Did you mean …?`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ArgumentError(SpeedKitError, TypeError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return the first line of an error's message, after its class unless it is a SpeedKitError."""
+    """Return an error's first line; the class name precedes it unless the error is SpeedKit's."""
     first = (str(error).strip().splitlines() or [""])[0]
     is_ours = isinstance(error, SpeedKitError)
     return first if is_ours else f"{type(error).__name__}: {first:.200}".rstrip(": ")

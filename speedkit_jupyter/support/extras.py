@@ -1,4 +1,4 @@
-"""Find the objects that extras provide, because the core's folders import no extra by name."""
+"""Find the objects that extras provide: the core's folders import no extra by name."""
 
 from __future__ import annotations
 

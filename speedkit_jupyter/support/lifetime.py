@@ -1,4 +1,4 @@
-"""End a child process when its notebook ends. No torch is imported: the child may not need it."""
+"""End a child process when its notebook ends. Does not import torch: a child may not need it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Issue Python warnings, and messages through the logger "speedkit_jupyter".
 
-SPEEDKIT_VERBOSITY shows only important messages (`quiet`), also notes (`normal`), or all (`debug`).
+SPEEDKIT_VERBOSITY is `quiet` (only important messages), `normal` (also notes) or `debug` (all).
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Spot(NamedTuple):
 
 
 def user_spot(depth: int = 1) -> Spot | None:
-    """Return the innermost line of user code, or None if the search meets a user_code_boundary."""
+    """Return the innermost line of user code; None if the search meets a boundary first."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = None if is_user_code_boundary(frame.f_code) else frame.f_back

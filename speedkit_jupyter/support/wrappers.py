@@ -1,7 +1,7 @@
-"""Unwrap the models and optimizers of frameworks, and find the models that an object holds.
+"""Unwrap models and optimizers that frameworks wrap, and find the models that an object holds.
 
-Each model or optimizer is then changed and counted once. A wrapper is recognized by tensors,
-parameter groups or methods, not by class. Pipelines, trainers, dicts and dataclasses hold models.
+Unwrapping lets plans change and count each only once. A wrapper is recognized by tensors, parameter
+groups or methods, not by class. Pipelines, trainers, dicts and dataclasses may hold models.
 """
 
 from __future__ import annotations

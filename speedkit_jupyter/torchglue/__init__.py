@@ -1,1 +1,1 @@
-"""Wrap torch's private names; add patches and hooks; control signals, glibc's heap, profiling."""
+"""Use torch's private names, patch and hook torch, control signals, glibc's heap and profiling."""

@@ -57,7 +57,7 @@ def compilations() -> Sequence[Any]:
 
 
 def guard_failures(first: str, graphs: int) -> list[str]:
-    """Return up to `graphs` of torch's guard failures, from the last `first` on; else [first]."""
+    """Return up to `graphs` guard failures from the last equal to `first`; [first] if none is."""
     for reasons in getattr(_utils(), "guard_failures", {}).values():
         if first in reasons:
             begin = len(reasons) - 1 - reasons[::-1].index(first)
@@ -71,9 +71,9 @@ def graph_breaks() -> Sequence[Any]:
 
 
 def eager_backward() -> tuple[Any, dict[str, bool]]:
-    """Return functorch's config, and its settings to compile backward with forward, or {}."""
-    # torch 2.11 and 2.13 have both settings. By default, torch compiles a backward pass when it
-    # first runs. Buffers are not donated: `retain_graph` is unknown until backward() is called.
+    """Return functorch's config, and settings that compile backward along with forward passes."""
+    # If torch lacks a setting, the dict is empty; 2.11 and 2.13 have both. By default, torch
+    # compiles a backward pass at its first run. Without donation, backward() can retain the graph.
     config = import_module(f"{COMPILERS[2]}.config")
     settings = {"force_non_lazy_backward_lowering": True, "donated_buffer": False}
     return config, settings if all(hasattr(config, name) for name in settings) else {}

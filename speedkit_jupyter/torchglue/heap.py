@@ -59,7 +59,7 @@ def is_kept() -> bool:
 
 
 def keep(on: bool) -> None:
-    """Keep freed memory in the process from now on, or stop; no effect if `library()` is None."""
+    """Start (`on`) or stop keeping freed memory in the process; no effect without `library()`."""
     global _is_kept, _has_kept
     settle()
     if (glibc := library()) is None:

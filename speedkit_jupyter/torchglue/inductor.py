@@ -66,7 +66,7 @@ def with_bindings(types: Sequence[str], code: str) -> str:
 
 
 def kernel_library(code: str) -> Callable[[], Any]:
-    """Start to build a library, if compile threads exist; return a function that returns it."""
+    """Return a function that builds and loads a library; compile threads start building at once."""
     has_threads = (inductor_config().compile_threads or 1) > 1
     submit = kernel_builder().AsyncCompile.submit if has_threads else None
     return _codecache().CppPythonBindingsCodeCache.load_async(code, submit_fn=submit)  # type: ignore[no-any-return]
@@ -80,7 +80,7 @@ def on_autotuning(
 ) -> Callable[[], None]:
     """Have Inductor call `choose` to select kernels to time, and `measured` with the timings.
 
-    Return a function that removes both. Raises AttributeError or ImportError if torch lacks a hook.
+    Return a function that removes them. Raises AttributeError or ImportError if torch lacks a hook.
     """
     module = import_module(f"{_HOME}.select_algorithm")
     cache = module.get_algorithm_selector_cache()

@@ -42,7 +42,7 @@ class Gate:
             self._pass_on()
 
     def open(self) -> None:
-        """Pass on pending signals now, and new signals at once: the user's code begins."""
+        """Pass on pending signals now, and new signals immediately: the user's code begins."""
         __tracebackhide__ = True
         self._is_open, self._has_passed = True, False
         self._pass_on()
@@ -64,7 +64,7 @@ class Gate:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace handlers in the block; restore them and, unless one raised, deliver signals."""
+        """Replace handlers in the block; restore them and, unless one raised, pass on signals."""
         __tracebackhide__ = True
         try:
             for number in _NUMBERS:
@@ -78,7 +78,7 @@ class Gate:
             _GATES.clear()
             waiting = {} if self._has_passed else self._waiting
             try:
-                self._waiting, self._is_open = {}, True  # new signals pass at once
+                self._waiting, self._is_open = {}, True  # new signals pass immediately
                 self._put_back()
             except BaseException:
                 self._put_back()
@@ -118,7 +118,7 @@ def interrupts_delayed() -> Iterator[None]:
 def interruptible_in_users_code(function: Callable[P, R]) -> Callable[P, R]:
     """Wrap `function` so that signals are delivered only in the user's code, in `in_a_window`.
 
-    Signals in SpeedKit's code wait for the next `in_a_window`, or for the end of the call.
+    Signals during SpeedKit's code wait for the next `in_a_window`, or for the end of the call.
     SpeedKit's frames are removed from errors.
     """
 
@@ -133,7 +133,7 @@ def interruptible_in_users_code(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_a_window(function: Callable[[], R]) -> R:
-    """Deliver pending signals; return the result of the user's `function`, with signals enabled."""
+    """Deliver pending signals, then return the user's `function()`, run with signals enabled."""
     __tracebackhide__ = True
     gate = _GATES[0] if _GATES else None
     if gate is None or gate.thread != threading.get_ident():
@@ -173,7 +173,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def run_when_safe(action: Callable[[], object]) -> None:
-    """Run `action` now, or let a thread in an `uninterrupted` block run it at the block's end."""
+    """Run `action` now or, if a thread is in an `uninterrupted` block, at the end of that block."""
     _LATER.append(action)
     _run_waiting()
 

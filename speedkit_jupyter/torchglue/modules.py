@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 # --- modules ---
 
-# The dicts of a module's own parameters, buffers and submodules. `getattr(module, name)` would also
-# return weights that `torch.nn.utils.parametrize` computes.
+# The attributes with the dicts of a module's own parameters, buffers and submodules. `getattr` of a
+# parameter's name would also return weights that `torch.nn.utils.parametrize` computes.
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
 # The attribute that `module(...)` calls instead of `forward` and hooks, if not None. If torch
 # renames it, compiled code and recomputation are never called.
@@ -87,8 +87,8 @@ def forget_sharding(module: torch.nn.Module) -> None:
 
 # --- optimizers and gradient scalers ---
 
-# The attributes that `fused=True` may set on an optimizer. With the first, a GradScaler leaves
-# unscaling to the fused kernel; without the first, the scaler waits for the device at each step.
+# The attributes that `fused=True` may set on an optimizer. If SCALES_IN_STEP is set, a GradScaler
+# leaves unscaling to the fused kernel; otherwise it waits for the device at each step.
 SCALES_IN_STEP = "_step_supports_amp_scaling"
 FUSED_ATTRIBUTES = (SCALES_IN_STEP, "_need_device_dtype_check_for_fused")
 # Returns a GradScaler's records of the current step (`stage` and more), by `id(optimizer)`.
@@ -117,7 +117,7 @@ def end_workers(iterator: Any) -> None:
 
 
 def same_epoch(iterator: Any) -> Any:
-    """Return a copy of a loader iterator at its position; None with workers or IterableDataset."""
+    """Return a copy of an iterator at its position; None with workers or for an IterableDataset."""
     if type(iterator).__name__ != "_SingleProcessDataLoaderIter":
         return None
     if hasattr(iterator._dataset_fetcher, "dataset_iter"):  # an IterableDataset

@@ -108,7 +108,7 @@ def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 # Attributes with a tensor's hooks (None: no hooks). If torch renames them, hooks that a step
-# registers stay, and a micro-batch runs hooks on accumulated gradients once per part.
+# registers are not removed, and a micro-batch runs hooks on accumulated gradients once per part.
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -152,14 +152,12 @@ def linear_by_onednn() -> Callable[..., torch.Tensor]:
 
 # An operator's schema: its `name` (`aten::addmm`), `arguments`, and `is_mutable`.
 operator_schema: Callable[[Any], Any] = attrgetter("_schema")
-# If torch renames these, in this order: advice on hand-written attention misses part of the time;
-# other advice names a missing function; a GradScaler's kernels get float64, which they refuse;
-# copies count as arithmetic; the graph break of `.item()` keeps torch's wording.
-SOFTMAX = "aten::_softmax"
-MULTIPLY_ALL = "_foreach_mul_"
-GRAD_SCALER = "_amp_"
-CAST = "_to_copy"
-READ_A_NUMBER = "_local_scalar_dense"
+# Names or prefixes of operators; each comment says what happens if torch renames the operator.
+SOFTMAX = "aten::_softmax"  # advice on hand-written attention misses part of the time
+MULTIPLY_ALL = "_foreach_mul_"  # advice on parameter averages names a missing function
+GRAD_SCALER = "_amp_"  # a GradScaler's kernels get float64, which they refuse
+CAST = "_to_copy"  # copies count as arithmetic
+READ_A_NUMBER = "_local_scalar_dense"  # the graph break of `.item()` keeps torch's wording
 
 # --- modes and autograd ---
 

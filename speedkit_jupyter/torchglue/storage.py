@@ -41,7 +41,7 @@ def size_in_memory(tensor: torch.Tensor) -> int:
     return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
 
 
-# Least number of elements sampled in a large contiguous tensor; `.data` writes to others go unseen.
+# Least number of elements sampled in a large contiguous tensor; `.data` writes elsewhere go unseen.
 SAMPLED = 256
 
 

@@ -1,4 +1,4 @@
-"""Profile a block, and detect a second torch profiler in it, which silently ends the first."""
+"""Profile a block, and detect another torch profiler in it, which silently ends the profile."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""For gpu.sh: the table of its parts, and the busy share of a profile.
+"""Print the table of gpu.sh's parts, or the busy share of two profiles.
 
     python tests/benchmarks/_gpu.py table FOLDER
     python tests/benchmarks/_gpu.py busy
 
-`busy` profiles a training step of two models, and prints the share of time in which a kernel ran.
+`busy` profiles two models' forward and backward pass, and prints the share of time in kernels.
 """
 
 import re
@@ -16,7 +16,7 @@ from torch import nn
 
 from speedkit_jupyter import profile
 
-# Lines that hold a result, of all programs together.
+# Matches the lines that report a result, in the output of any part.
 RESULT = re.compile(r"passed|failed|^tuned:|over the plain|median|\d×|of the best plan|busy|share")
 CODES = {0: "done", 124: "limit reached", 137: "limit reached"}
 
@@ -34,7 +34,7 @@ def table(folder: Path) -> str:
 
 
 def busy(device: torch.device) -> None:
-    """Print the busy share of two models' steps: launches bound the one, products the other."""
+    """Print the busy share of a small model, bound by launches, and a large one, by products."""
     print(machine())
     for width, batch in ((64, 8), (4096, 4096)):
         model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).to(device)

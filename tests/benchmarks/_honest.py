@@ -1,4 +1,4 @@
-"""Nets and loops of every family under right plans: no verdict on them may be "wrong"."""
+"""Nets and loops of every family under correct plans, which no verdict may call "wrong"."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -35,8 +35,8 @@ def predicted(name: str) -> Made:
     return torch.no_grad()(forward), model, (), PLANS
 
 
-# Loops of other forms, around a small net. While `bad` is true some make a mistake: those of
-# `_planted.py`.
+# Other kinds of loop, around a small net. While `bad()` is true, some make a mistake on purpose:
+# `_planted.py` uses these.
 
 
 never = bool  # without arguments it is False
@@ -54,7 +54,7 @@ def trained(
     model: nn.Module, loss: Callable[[], torch.Tensor], optimizer: Any = 0,
     plans: Sequence[str] = PLANS,
 ) -> Made:  # fmt: skip
-    """Return a step that minimises a loss, with an optimizer or one of KINDS by its number."""
+    """Return a step that minimizes a loss, with this optimizer or the one numbered so in KINDS."""
     found = KINDS[optimizer](model.parameters()) if isinstance(optimizer, int) else optimizer
     return training(loss, found), model, found, plans
 
@@ -71,9 +71,9 @@ def classified(
 
 
 def epoch(count: int, kind: int, attends: bool, bad: Callable[[], bool] = never) -> Made:
-    """Return a cell of `count` optimizer steps; attention's keys have a bias without gradient.
+    """Return an epoch of `count` optimizer steps; attention's key bias has a gradient near zero.
 
-    The second step is left out while `bad`.
+    While `bad()`, the second optimizer step is left out.
     """
     width = {"batch_first": True, "dropout": 0.0}
     model = nn.TransformerEncoderLayer(32, 4, 64, **width) if attends else classifier()
@@ -94,7 +94,7 @@ def epoch(count: int, kind: int, attends: bool, bad: Callable[[], bool] = never)
 
 
 def hits(trains: bool) -> Made:
-    """Return a step that counts right answers, which rounding moves."""
+    """Return a step that counts correct predictions; rounding can change the number."""
     model, (x, y) = classifier(nn.LayerNorm), data(576)
     optimizer = KINDS[1](model.parameters())
 
@@ -113,7 +113,7 @@ def hits(trains: bool) -> Made:
 
 
 def accumulated(clips: bool, bad: Callable[[], bool] = never) -> Made:
-    """Sum gradients of four parts of a batch; each replaces the earlier ones while `bad`."""
+    """Accumulate gradients over four parts of a batch; while `bad()`, keep only the last."""
     model, (x, y) = classifier(nn.LayerNorm), data()
     optimizer = KINDS[0](model.parameters())
 
@@ -131,7 +131,7 @@ def accumulated(clips: bool, bad: Callable[[], bool] = never) -> Made:
 
 
 def gan(bad: Callable[[], bool] = never) -> Made:
-    """Train a GAN, whose generator goes the other way while `bad`."""
+    """Train a GAN; while `bad()`, the generator's loss has the wrong sign."""
     maker, judge = classifier(), nn.Sequential(nn.Linear(10, 32), nn.LeakyReLU(), nn.Linear(32, 1))
     optimizers = [KINDS[3](judge.parameters()), KINDS[3](maker.parameters())]
     (x, _), real, labels = data(), torch.randn(64, 10), torch.arange(128).lt(64).float()
@@ -148,7 +148,7 @@ def gan(bad: Callable[[], bool] = never) -> Made:
 
 
 def averaged(bad: Callable[[], bool] = never) -> Made:
-    """Average the weights; the average does not move while `bad`."""
+    """Train and average the weights; while `bad()`, the average does not move."""
     model, (x, y) = classifier(), data()
     average, optimizer = copy.deepcopy(model), KINDS[0](model.parameters())
     train = training(lambda: functional.cross_entropy(model(x), y), optimizer)
@@ -180,7 +180,7 @@ def by_closure() -> Made:
 
 
 def in_backward() -> Made:
-    """Step each parameter when it gets its gradient."""
+    """Update each parameter during the backward pass, as soon as it has its gradient."""
     model, (x, y) = classifier(nn.LayerNorm), data()
     optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
 
@@ -198,7 +198,7 @@ def in_backward() -> Made:
 
 
 def by_hand(bad: Callable[[], bool] = never) -> Made:
-    """Move parameters without an optimizer, 30 % too far while `bad`."""
+    """Update parameters without an optimizer; while `bad()`, 30 % too far."""
     model, (x, y) = classifier(), data()
 
     def step() -> None:
@@ -211,7 +211,7 @@ def by_hand(bad: Callable[[], bool] = never) -> Made:
 
 
 class Words(nn.Module):
-    """Tokens (N, T) to logits (N, 50): an embedding, tied or sparse, and the mean."""
+    """Map tokens (N, T) to logits (N, 50): a mean of embeddings, sparse or tied, and a layer."""
 
     def __init__(self, sparse: bool, tied: bool) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ def embedding(sparse: bool, tied: bool) -> Made:
 
 
 def generating() -> Made:
-    """Feed a model its own tokens: a token that rounding decides leads elsewhere."""
+    """Generate tokens greedily: one token that rounding changes alters all later ones."""
     model, x = Words(False, False), torch.randint(50, (8, 4))
 
     @torch.no_grad()
@@ -249,7 +249,7 @@ def noisy(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def penalized() -> Made:
-    """Penalize gradients, which are differentiated again."""
+    """Train with a gradient penalty, which needs second derivatives."""
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
     x = data()[0].requires_grad_()
 

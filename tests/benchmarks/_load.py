@@ -1,4 +1,4 @@
-"""Other processes that load the machine, and trials that are repeated next to them."""
+"""Load the machine with other processes, and repeat trials while they run."""
 
 import argparse
 import os
@@ -15,15 +15,15 @@ from pathlib import Path
 import torch
 from _program import Row, append, read
 
-# They end by themselves if this process is killed.
+# The other processes end after this time by themselves, even if this process is killed.
 LONGEST_S = 3600
 
 
 @contextmanager
 def strangers(number: int, code: str = "while True: pass") -> Iterator[None]:
-    """Have this many processes run the code during the block.
+    """Run the code in this many processes during the block.
 
-    A shell that has ended starts them: the time of our own children would count as ours.
+    A shell starts them and ends, because the CPU time of our own children would count as ours.
     """
     code = f"import signal; signal.alarm({LONGEST_S})\n{code}"
     start = f"{shlex.join([sys.executable, '-c', code])} >/dev/null 2>&1 & echo $!"
@@ -38,7 +38,7 @@ def strangers(number: int, code: str = "while True: pass") -> Iterator[None]:
 
 @contextmanager
 def bursts() -> Iterator[None]:
-    """Have two processes multiply matrices in bursts of 0.1 to 1 s with pauses as long."""
+    """Run two processes that multiply matrices for 0.1 to 1 s and pause for 0.1 to 1 s in turns."""
     here = str(Path(__file__).parent)
     code = f"import os, sys; sys.path.insert(0, {here!r}); import _load; _load._burst(os.getpid())"
     with strangers(2, code):
@@ -47,7 +47,7 @@ def bursts() -> Iterator[None]:
 
 
 def repeated(options: argparse.Namespace, number: int, trial: Callable[[int], Row]) -> list[Row]:
-    """Return the rows of the trials under `options.load`; a stopped run goes on."""
+    """Run the trials that the file lacks, unless `--table`; return the rows of `options.load`."""
 
     def done() -> list[Row]:
         return [row for row in read(options.file) if row["load"] == options.load]
@@ -61,13 +61,13 @@ def repeated(options: argparse.Namespace, number: int, trial: Callable[[int], Ro
 
 
 def share(said: Sequence[bool]) -> str:
-    """Return `3.0% [0.6, 8.5]`, with the binomial interval after Clopper and Pearson."""
+    """Return the share of true values as `3.0% [0.6, 8.5]`, with its Clopper-Pearson interval."""
     low, high = _interval(said)
     return f"{sum(said) / len(said):.1%} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def is_above(said: Sequence[bool], most: float) -> bool:
-    """Return whether the share is surely larger than promised."""
+    """Return whether the whole interval of the share is above `most`."""
     return bool(said) and _interval(said)[0] > most
 
 

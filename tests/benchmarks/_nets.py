@@ -1,4 +1,4 @@
-"""Small nets of every family, each as (model, forward, loss), for checks of their results."""
+"""Small nets of every family, each as (model, forward, loss), for tests of the accuracy check."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Net = tuple[nn.Module, Callable[[], Any], Callable[[Any], torch.Tensor]]
 
 @dataclass(frozen=True)
 class Case:
-    """A step to check; where `is_planted`, it computes something wrong under its plans."""
+    """A step to check; if `is_planted`, it computes something wrong under its plans."""
 
     name: str
     make: Callable[[], Made]
@@ -35,7 +35,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def normed(inputs: int, outputs: int, kernel: int = 3, **more: int) -> nn.Sequential:
-    """Return a convolution that keeps the size, and batch norm."""
+    """Return a convolution, padded by half its kernel, and batch norm."""
     convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False, **more)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
 
@@ -56,7 +56,7 @@ class Residual(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """The last output of a recurrent layer, classified: (N, T, inputs) to (N, classes)."""
+    """Classifier of a recurrent layer's last output: (N, T, inputs) to (N, classes)."""
 
     def __init__(self, kind: Any, inputs=12, width=24, classes=6, layers=2) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Recurrent(nn.Module):
 
 
 class Block(nn.Module):
-    """A block of a transformer, with torch's own attention: (N, T, width) to the same."""
+    """A block of a transformer, with torch's own attention: (N, T, width) to the same shape."""
 
     def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Block(nn.Module):
 
 
 class Hourglass(nn.Module):
-    """Down and up again: (N, 2, H, W) to the same."""
+    """Convolutions down and up again, with a shortcut: (N, 2, H, W) to the same shape."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Hourglass(nn.Module):
 
 
 def inverted(width: int) -> nn.Sequential:
-    """Return the block of a MobileNet: widened, convolved channel by channel, narrowed."""
+    """Return a MobileNet block: it widens, convolves each channel alone, and narrows."""
     wide = 4 * width
     return nn.Sequential(
         normed(width, wide, 1), nn.ReLU6(), normed(wide, wide, groups=wide), nn.ReLU6(),
@@ -107,7 +107,7 @@ def inverted(width: int) -> nn.Sequential:
 
 
 def classified(model: nn.Module, x: torch.Tensor, classes: int) -> Net:
-    """Return a net with cross entropy against random labels, for each row of the last dimension."""
+    """Return a net whose loss is cross entropy over the last dimension, against random labels."""
     with torch.no_grad():
         shape = model.eval()(x).shape[:-1]
     labels = torch.randint(classes, shape).flatten()
@@ -120,7 +120,7 @@ def fitted(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Net:
 
 
 def pooled(*layers: nn.Module, width: int, classes: int = 6) -> nn.Sequential:
-    """Return convolutions, whose average is classified."""
+    """Return these layers, followed by average pooling and a linear classifier."""
     head = nn.Linear(width, classes)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 
@@ -239,6 +239,6 @@ NAMES = (*OWN, *FROM_CONFIGS)
 
 
 def net(name: str, seed: int = 0) -> Net:
-    """Return a net by name, the same for each call with one seed."""
+    """Return a net by name; the same seed gives the same net."""
     torch.manual_seed(seed)
     return OWN[name]() if name in OWN else from_config(name)

@@ -1,6 +1,6 @@
-"""Notebooks of other libraries as people have them, each as one function that makes its step.
+"""Typical notebooks of other libraries, each as one function that makes its step.
 
-With `guided` a step follows the advice of the library's own guide.
+With `guided`, the step follows the performance advice of the library's own guide.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def training(
     backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
     optimizer: Any = None,
 ) -> Step:
-    """Return an epoch over batches; the advice is autocast and a fused optimizer."""
+    """Return an epoch over batches; `guided` adds autocast and a fused optimizer."""
     optimizer = optimizer or adamw(model.train(), guided)
 
     def epoch() -> torch.Tensor:
@@ -183,7 +183,7 @@ def unet_with_ema(guided: bool) -> Step:
 
 
 def generating(guided: bool, model: Any, **given: Any) -> Step:
-    """Return a whole call; the advice is autocast, a static cache and a compiled forward."""
+    """Return a `generate` call; `guided` adds autocast, a static cache and a compiled forward."""
     if guided:
         model.generation_config.cache_implementation = "static"
         model.forward = torch.compile(model.forward)
@@ -225,7 +225,7 @@ def lstm() -> nn.Module:
 
 
 def lengths_vary(guided: bool, model: nn.Module) -> Step:
-    """Return an epoch over sentences of many lengths; the advice is to compile for all lengths."""
+    """Return an epoch over sentences of many lengths; `guided` compiles for dynamic lengths."""
     batches = [words(8, length) for length in torch.randint(8, 64, (4,)).tolist()]
     call = torch.compile(model, dynamic=True) if guided else model
     return training(guided, model, lambda x: call(x).square().mean(), batches)
@@ -241,7 +241,7 @@ def detection(guided: bool) -> Step:
 
 
 class Graphs(nn.Module):
-    """Messages along edges, added up at nodes: (nodes, 32) to (32,)."""
+    """Graph network that adds messages along edges at their nodes: (nodes, 32) to (32,)."""
 
     def __init__(self) -> None:
         super().__init__()

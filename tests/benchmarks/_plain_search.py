@@ -1,4 +1,4 @@
-"""The search that a person writes in sixty lines of plain torch, which `tune()` has to be worth."""
+"""Search in sixty lines of plain torch, as a person writes it, to compare with `tune()`."""
 
 import itertools
 import time
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from _workloads import Backward, made
 
-# Each turn keeps the faster half and doubles its steps. The first lasts as long as `timeit`'s.
+# Each turn keeps the faster half and doubles the steps. The first times each for TURN_S seconds.
 TURNS, STEPS, TURN_S = 4, 2, 0.2
 # Gradients, or results, may be off by this share of their norm.
 TOLERATED = 0.1
@@ -24,7 +24,7 @@ class Found(NamedTuple):
 
 
 class Trial:
-    """One combination on its own copy of a workload."""
+    """One combination of options, on its own copy of a workload."""
 
     def __init__(self, name: str, device: str, *parts: str) -> None:
         self.parts, self.device, self.work, self.step_s = parts, device, made(name, device), 0.0
@@ -53,7 +53,7 @@ class Trial:
         return self.step_s
 
     def shown(self, weights: dict[str, Any]) -> torch.Tensor:
-        """Return all gradients of a step from these weights; its results where it has none."""
+        """Return a step's gradients at these weights as one vector; its results if it has none."""
         self.work.model.load_state_dict(weights)
         found, held = [], [*self.work.model.parameters()]
         results = self.step(lambda loss: found.extend(torch.autograd.grad(loss, held)))
@@ -61,7 +61,7 @@ class Trial:
 
 
 def plain_search(name: str, device: str = "cpu") -> Found:
-    """Search over bf16, channels_last, a fused optimizer and compile, each with each."""
+    """Search all combinations of bf16, channels_last, a fused optimizer and compile."""
     begun_s, compiling_s, work = time.perf_counter(), 0.0, made(name, device)
     has_images = any(isinstance(one, torch.nn.Conv2d) for one in work.model.modules())
     parts = ["bf16"] + ["channels_last"] * has_images + ["fused"] * bool(work.optimizer)

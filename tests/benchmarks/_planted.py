@@ -1,7 +1,7 @@
 """Steps that compute something wrong while a plan is in force, as broken plans do.
 
-Under bf16 a fault hides among rounding; with `sdpa:math`, which changes nothing for these nets,
-everything else is exact.
+Each fault is planted under two plans. Under bf16, rounding can hide it; `sdpa:math` changes nothing
+else for these nets.
 """
 
 import copy
@@ -24,7 +24,7 @@ FEATURES, CLASSES, BATCH = 20, 12, 24
 
 
 def in_force() -> bool:
-    """Return whether the plan under which things go wrong is the one at work."""
+    """Return whether one of the two plans, bf16 or `sdpa:math`, is in force."""
     layers = (layer for each in CALLS.every().values() for layer in each.overrides.values())
     is_lowered = any(isinstance(layer, Lowered) for layer in layers)
     return is_lowered or not torch.backends.cuda.flash_sdp_enabled()
@@ -35,7 +35,7 @@ def nothing(value: torch.Tensor) -> torch.Tensor:
 
 
 class Net(nn.Module):
-    """(N, 20) to (N, 12), through `spoil` while the plan is in force."""
+    """Net from (N, 20) to (N, 12), whose output goes through `spoil` while the plan is in force."""
 
     def __init__(self, spoil: Spoil = nothing) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Net(nn.Module):
 
 
 def with_gradient(value: torch.Tensor, spoil: Spoil) -> torch.Tensor:
-    """Return the same value, with another gradient."""
+    """Return the same value, whose gradient goes through `spoil`."""
     value = value.clone()
     value.register_hook(spoil)
     return value
@@ -67,7 +67,7 @@ def trained(
     model: nn.Module, plan: str, optimizer: torch.optim.Optimizer | None = None,
     after: Callable[[], object] = lambda: None, loss: Callable[[], torch.Tensor] | None = None,
 ) -> Made:  # fmt: skip
-    """Return a training step that then calls `after`; the model knows if it is bad."""
+    """Return a training step that then calls `after`; `model.is_bad` is true under the plan."""
     found, (x, y) = optimizer or sgd(model), data()
     train = training(loss or (lambda: functional.cross_entropy(model(x), y)), found)
 
@@ -119,7 +119,7 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
 def inferring(
     spoil: Spoil, plan: str, result: Callable[[torch.Tensor], Any] = nothing, is_seen: bool = True
 ) -> Made:
-    """Return inference; where it is not seen, no call of the model is, and its result counts."""
+    """Return inference; without `is_seen` it bypasses the model's call, so only results show."""
     model, (x, _) = Net(spoil).eval(), data()
     call = model if is_seen else model.forward
     return torch.no_grad()(lambda: result(call(x))), model, sgd(model), [plan]
@@ -134,7 +134,7 @@ def wrong_gradient(spoil: Spoil, plan: str) -> Made:
 
 
 def of_one_input(name: str, factor: float, plan: str) -> Made:
-    """Return a step with a wrong gradient of one operand, as of a kernel with a broken backward."""
+    """Return a step that scales one parameter's gradient, as a kernel's broken backward does."""
     model = Net()
     parameter = dict(model.named_parameters())[name]
     parameter.register_hook(lambda gradient: gradient * (factor if model.is_bad else 1))
@@ -164,7 +164,7 @@ def one_stays(optimizer: torch.optim.Optimizer, right: Right) -> None:
 
 
 def state_spoiled(spoil: Spoil, optimizer: torch.optim.Optimizer, right: Right) -> None:
-    """Read the optimizer's state in another order, lose it, or scale it."""
+    """Change the optimizer's momenta by `spoil`, then make the right step."""
     for state in optimizer.state.values():
         for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
             if state.get(name) is not None and state[name].dim() > 1:
@@ -199,7 +199,7 @@ def misstepping(kind: type[torch.optim.Optimizer], spoil: Callable[..., object],
 
 
 class Stale(Net):
-    """Multiplies with weights from before the first step, as a plan with copies of its own."""
+    """Net that uses weights from before the first step, like a plan with stale copies."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not in_force():
@@ -211,7 +211,7 @@ class Stale(Net):
 
 
 def stale(plan: str) -> Made:
-    """Return a large step, after which the next one shows old weights."""
+    """Return a step with a large learning rate, so that stale weights show in the next step."""
     model = Stale()
     return trained(model, plan, torch.optim.SGD(model.parameters(), 1.0))
 
@@ -261,7 +261,7 @@ def masked(spoil: Callable[[torch.Tensor], torch.Tensor | None], plan: str) -> M
 
 
 def unscaled(plan: str) -> Made:
-    """Clip gradients while they are still scaled by a factor for fp16."""
+    """Return a step that, while the plan is in force, clips gradients before unscaling them."""
     model, (x, y) = Net(), data()
     optimizer = sgd(model)
 
@@ -293,7 +293,7 @@ def of_autograd_grad(plan: str) -> Made:
 
 
 def loop(make: Callable[..., Made], plan: str) -> Made:
-    """Return an honest loop that makes its mistake while the plan is in force."""
+    """Return a loop of `_honest.py` that makes its mistake while the plan is in force."""
     step, model, optimizer, _ = make(bad=in_force)
     return step, model, optimizer, [plan]
 
@@ -308,7 +308,7 @@ SINGLE: dict[str, Callable[[str], Made]] = {
     "a step of an epoch left out": partial(loop, partial(_honest.epoch, 9, 1, False)),
     "autograd.grad": of_autograd_grad,
     "gradient of a weight half as large again": partial(of_one_input, "layers.3.weight", 1.5),
-    "gradient of a bias doubled": partial(of_one_input, "layers.0.weight", 2.0),
+    "gradient of a weight doubled": partial(of_one_input, "layers.0.weight", 2.0),
     "gradient of a weight missing": partial(of_one_input, "layers.0.weight", 0.0),
 }
 

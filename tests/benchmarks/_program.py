@@ -1,4 +1,4 @@
-"""Shared by the benchmark programs: options, rows in a file, a fresh state of the machine."""
+"""Options, rows in a file, and a fresh state of the machine, for all benchmark programs."""
 
 import argparse
 import gc
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 def plain_parser(doc: str | None, **defaults: Any) -> argparse.ArgumentParser:
-    """Return a parser with an option for each default, whose type it takes."""
+    """Return a parser with an option for each keyword argument, of its default's type."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -43,7 +43,7 @@ def parser_of(doc: str | None, file: str, **defaults: Any) -> argparse.ArgumentP
 
 
 def product(**values: Iterable[Any]) -> list[Row]:
-    """Return keys of rows: each value with each."""
+    """Return the keys of rows: one for each combination of the values."""
     return [dict(zip(values, some, strict=True)) for some in itertools.product(*values.values())]
 
 
@@ -53,8 +53,8 @@ def collected(
 ) -> list[Row]:  # fmt: skip
     """Return the rows of the newest state of the code, in the order of their keys.
 
-    Each key that this state of the code has no row for yet is measured first, and its row appended
-    to the file: a run that was stopped goes on. With `--table` nothing is measured.
+    Keys without a row from this state of the code, whose name contains `--only`, are measured first
+    and appended to the file, so a stopped run can go on. With `--table` nothing is measured.
     """
     keys, state = list(keys), state_of_code()
     for key in () if options.table else keys:
@@ -81,7 +81,7 @@ def _has(row: Row, key: Row) -> bool:
 
 
 def state_of_code() -> str:
-    """Return the commit, with a plus where files of the package differ from it."""
+    """Return the commit, with a plus if files of the package differ from it."""
 
     def git(*words: str) -> str:
         run = {"cwd": Path(__file__).parent, "capture_output": True, "text": True}
@@ -103,7 +103,7 @@ def append(file: Path, row: Row) -> None:
 
 @contextmanager
 def nothing_kept() -> Iterator[None]:
-    """Begin the block with nothing learned and nothing compiled."""
+    """Run the block with empty stores of learned plans and compiled code."""
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as empty:
         folders = {"SPEEDKIT_DATA": "learned", "TORCHINDUCTOR_CACHE_DIR": "compiled"}
@@ -118,7 +118,7 @@ def load_all() -> None:
     compile_cache.prepare()
     torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()
     Hardware.detect().with_gemm()
-    gc.collect()  # the objects of these calls
+    gc.collect()  # frees the objects of these calls
 
 
 def machine(device: str = "cpu") -> str:

@@ -155,7 +155,7 @@ def exponentials(x):
 
 
 class Rms(torch.autograd.Function):
-    """With a backward pass by hand; `fault` scales its first gradient."""
+    """RMS norm with its own backward pass; `fault` scales the gradient of x."""
 
     fault = 1.0
 
@@ -206,7 +206,7 @@ def normalized(x, weight, bias, correction):
 
 
 def online(x, block=8):
-    """Return the softmax, its maximum and sum from one pass over blocks."""
+    """Return the softmax, whose maximum and sum come from one pass over blocks."""
     most, total = torch.full_like(x[..., :1], -math.inf), 0.0
     for part in x.split(block, -1):
         above = torch.maximum(most, part.amax(-1, keepdim=True))
@@ -248,7 +248,7 @@ def row_copied(q, k, v):
     return torch.cat([out[..., :5, :], out[..., 4:5, :], out[..., 6:, :]], -2)
 
 
-# Of each function: its reference, its inputs by size, right rewrites, and wrong ones.
+# For each function: the reference, its inputs for a size, right rewrites, and wrong ones.
 FUNCTIONS: list[tuple[Function, Function, dict[str, Function], dict[str, Function]]] = [
     (attention, qkv, {
         "SDPA": sdpa,
@@ -360,7 +360,7 @@ def late(x):
 
 
 class Lazy(torch.Tensor):
-    """Computes when it is asked for."""
+    """Tensor that computes the softmax only when a torch function reads it."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -381,7 +381,7 @@ def by_caller(x):
 
 
 def cached(key):
-    """Return a candidate that keeps its answers by `key` of the input."""
+    """Return a candidate that caches its answers by `key(input)`."""
     answers = {}
 
     def candidate(x):
@@ -406,7 +406,7 @@ def into_its_input(x):
 
 
 def replacing(owner, name, value):
-    """Return a candidate that replaces a function or a number of ours."""
+    """Return a candidate that replaces a function that its judge relies on."""
 
     def candidate(x):
         found = sys.modules.get(owner) or getattr(sys.modules["torch"], owner)
@@ -428,7 +428,7 @@ def spoils_its_input(x):
 
 
 class Worker:
-    """Right for some calls; then it leaves the work to a thread of its first call."""
+    """Candidate that is right for 7 calls, then returns zeros, which its thread fills in later."""
 
     def __init__(self):
         self.calls, self.tasks = 0, SimpleQueue()
@@ -448,7 +448,7 @@ class Worker:
 
 
 def tiring():
-    """Return a candidate that is right for its first calls."""
+    """Return a candidate that is right for 9 calls, then 2 % too large."""
     calls = itertools.count(1)
     return lambda x: softmax(x) * (1.0 if next(calls) < 10 else 1.02)
 

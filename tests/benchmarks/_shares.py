@@ -1,4 +1,4 @@
-"""Where the seconds of a search or a comparison go, seen from outside."""
+"""Measure where the seconds of a search or a comparison go, by patching its functions."""
 
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ PARTS = ("timed steps", "lead-ins", "warm-up", "checks", "copies", "rest", "comp
 
 
 class Shares:
-    """Seconds by part. Each counts once, for the innermost part; all of a check is the check's."""
+    """Seconds by innermost part; parts inside a check, except compiling, count as checks."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -34,7 +34,7 @@ class Shares:
         return ", ".join(f"{part} {self.share(part):.0%}" for part in PARTS[:-1])
 
     def move(self, part: str = "") -> None:
-        """Begin a part, or without one end the last; note the seconds since the last move."""
+        """Count the time since the last move; begin `part`, or without it end the current part."""
         now_s, inside = time.perf_counter(), self._inside[-1]
         self.seconds[inside] += now_s - self._since_s
         self._since_s = now_s
@@ -45,7 +45,7 @@ class Shares:
 
     @contextmanager
     def within(self, part: str) -> Iterator[None]:
-        """Surround a block or, as a decorator, each call."""
+        """Count the time of a block as `part`; as a decorator, the time of each call."""
         self.move(part)
         try:
             yield

@@ -1,9 +1,9 @@
-"""Ways to run one workload, each on its own copy, in interleaved blocks.
+"""Run a workload in several ways, each on its own copy, in interleaved blocks.
 
     python tests/benchmarks/_side_by_side.py WORKLOAD CONFIG
 
-prints how many times as fast a workload runs under a config (JSON) in this process. Beside a plan
-with `malloc` the plain steps run in another one: they would find the memory that the plan has kept.
+prints how many times as fast a workload runs under a config (JSON) in this process. If the config
+sets `malloc`, plain steps run in another process, or they would reuse memory that the plan keeps.
 """
 
 import json
@@ -29,9 +29,9 @@ Call = Callable[[], object]
 Force = Callable[[], AbstractContextManager[object]]
 Forces = Mapping[str, Force]
 SECONDS, MOST_ROUNDS, LEAST_ROUNDS = 10.0, 300, 10
-# Seconds of a block, and of the untimed steps before it. A longer step is a block of its own.
-BLOCK_S, LEAD_IN_S, LONG_S = 0.02, 0.005, 0.05
-# All take part in the first rounds. Then a step leaves that was FAR times slower in each.
+# Seconds of a block, of the untimed steps before it, and of a step that has one untimed step.
+BLOCK_S, LEAD_IN_S = 0.02, 0.005
+# All steps run FEW_ROUNDS rounds. Then those that took over FAR times the first one's time leave.
 FEW_ROUNDS, FAR = 3, 2.0
 
 
@@ -72,7 +72,7 @@ def _block(step: Call, force: Force | None, usual_s: float = 1.0) -> float:
     """Return the seconds of one step in a block."""
     with force() if force else nullcontext():
         heap.occupy_free_addresses()  # a plan that keeps memory may have been in force before
-        for _ in range(1 if usual_s > LONG_S else 1 + int(LEAD_IN_S / usual_s)):
+        for _ in range(1 + int(LEAD_IN_S / usual_s)):
             step()
         wait()
         number, begun_s = 1 + int(BLOCK_S / usual_s), time.perf_counter()
@@ -83,7 +83,7 @@ def _block(step: Call, force: Force | None, usual_s: float = 1.0) -> float:
 
 
 def is_far(first_s: list[float], times_s: list[float]) -> bool:
-    """Return whether it was far slower in every round that both took part in."""
+    """Return whether the second took over FAR times as long in every round that both ran in."""
     return all(FAR * ours < its for ours, its in zip(first_s, times_s, strict=False))
 
 

@@ -1,6 +1,6 @@
-"""Training loops as people write them, each slow for one reason, and the same without it.
+"""Training loops as people write them, each slow for one reason, and their corrected versions.
 
-Each function makes a fresh pair: the slow step and the quick one, both for the same work.
+Each function makes a fresh pair of a slow step and a quick one, which do the same work.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def adam(model: nn.Module) -> torch.optim.Adam:
 
 
 class Task:
-    """A plain training step of a classifier; `backward` alone gives the loss."""
+    """Training step of a classifier, which returns the logits; `backward` omits the update."""
 
     def __init__(self, net: nn.Module, x: torch.Tensor, classes: int = 10, optimizer=None) -> None:
         self.net, self.x, self.optimizer = net, x, optimizer or adam(net)
@@ -56,7 +56,7 @@ class Task:
 
 
 class Pictures(Dataset[Any]):
-    """Pictures that are worked on one by one, each time a little otherwise."""
+    """Random pictures, each smoothed, flipped at random and normalized when it is read."""
 
     def __init__(self, number: int = 256, smoothed: int = 4) -> None:
         self.smoothed = smoothed
@@ -112,7 +112,7 @@ def short_epochs() -> Pair:
 
 
 class Reader(nn.Module):
-    """A small encoder of words."""
+    """Small transformer that classifies sentences; word 0 is padding."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ def numbers_from_numpy() -> Pair:
 
 
 class Attention(nn.Module):
-    """Written out, or by torch's own function."""
+    """Self-attention, written out by hand or with torch's own function."""
 
     def __init__(self, by_hand: bool) -> None:
         super().__init__()
@@ -353,7 +353,7 @@ def weights_moved_by_hand() -> Pair:
     return slow, task
 
 
-# Two loops whose author had not seen the rules.
+# Two loops by an author who had not seen the rules of `advise`.
 
 
 def tabular_churn() -> Pair:
@@ -401,7 +401,7 @@ def segment_slices() -> Pair:
     return slow, torch.no_grad()(lambda: torch.cat([model(one).softmax(1) for one in pieces]))
 
 
-# The rules that name the reason why each loop is slow; any one of them will do.
+# The rules of `advise` that explain why each loop is slow; finding one of them is enough.
 CAUSES = {
     "pictures_one_by_one": ("workers",),
     "rows_of_a_table": ("in_memory",),

@@ -1,4 +1,4 @@
-"""Results as Markdown, and broken promises as the exit status."""
+"""Print results as Markdown, and turn broken promises into an exit status."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from _program import Row
 
 
 def markdown(*lines: Sequence[object]) -> str:
-    """Return a table, whose head is the first line."""
+    """Return a Markdown table, with the first line as its head."""
     head, *rows = lines
     every = (head, ["---"] * len(head), *rows)
     return "\n".join(f"| {' | '.join(map(str, one))} |" for one in every)
@@ -23,7 +23,7 @@ def table(
 
 
 def interval(found: Sequence[float | None] | None, missing: str = "–") -> str:
-    """Return `1.23× [1.20, 1.26]`."""
+    """Return a ratio and its interval as `1.23× [1.20, 1.26]`, or `missing` without a ratio."""
     if not found or found[0] is None:
         return missing
     middle, low, high = found

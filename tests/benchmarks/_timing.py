@@ -1,4 +1,4 @@
-"""Seconds of calls, in interleaved rounds, and their ratios."""
+"""Measure the seconds of calls in interleaved rounds, and their ratios."""
 
 import random
 import time
@@ -13,7 +13,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def wait() -> None:
-    """Wait for the GPU, if it is at work."""
+    """Wait for the GPU, if this process uses CUDA."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -50,5 +50,5 @@ def over(first: Sequence[float], second: Sequence[float]) -> list[float] | None:
 
 
 def listed(found: Ratio | None) -> list[float] | None:
-    """Return a ratio as a row keeps it."""
+    """Return a ratio as [median, low, high], as rows keep it."""
     return found and [found.median, found.low, found.high]

@@ -22,7 +22,7 @@ CLASSES, WORDS = 10, 2000
 class Workload:
     """A model, its optimizer (None for inference) and one step with a model.
 
-    `step(model, optimizer, backward)` takes the objects that a framework wraps.
+    `step(model, optimizer, backward)` takes these as arguments, because frameworks wrap them.
     """
 
     model: nn.Module
@@ -59,7 +59,7 @@ class Transformer(nn.Module):
 
 
 class Vit(nn.Module):
-    """Patches of 8 x 8 that attend to one another: (N, 3, 64, 64) to (N, 10)."""
+    """Vision transformer with patches of 8 x 8: (N, 3, 64, 64) to (N, 10)."""
 
     def __init__(self, width: int = 192, depth: int = 4, heads: int = 3) -> None:
         super().__init__()
@@ -81,14 +81,14 @@ def resnet18() -> nn.Module:
 
 
 def gpt(width: int = 512, layers: int = 8, words: int = 5000) -> nn.Module:
-    """Return causal blocks between words and words, (N, T) to (N, T, words): 30 M parameters."""
+    """Return a causal transformer, (N, T) to (N, T, words), by default of 30 M parameters."""
     blocks = (Block(width, 8, causal=True) for _ in range(layers))
     head = nn.LayerNorm(width), nn.Linear(width, words)
     return nn.Sequential(nn.Embedding(words, width), *blocks, *head)
 
 
 class Unet(nn.Module):
-    """Down twice and up again, with shortcuts: (N, 3, H, W) to (N, H, W, 10)."""
+    """U-Net with two levels: (N, 3, H, W) to (N, H, W, 10)."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def resnet(width: int = 32, blocks: int = 1) -> nn.Module:
 
 
 def training(model: nn.Module, loss_of: Callable[..., torch.Tensor], lr: float = 1e-4) -> Workload:
-    """Return a training step with AdamW; `loss_of` takes the model, as a framework wraps it."""
+    """Return a training step with AdamW; `loss_of` takes the model, plain or wrapped."""
 
     def step(model: nn.Module, optimizer: Any, backward: Backward = torch.Tensor.backward) -> None:
         backward(loss_of(model))
@@ -130,7 +130,7 @@ def training(model: nn.Module, loss_of: Callable[..., torch.Tensor], lr: float =
 
 
 def classifying(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Workload:
-    """Return training by cross entropy against classes of each row of the last dimension."""
+    """Return training with cross entropy over the last dimension, against the classes `y`."""
     loss_fn = nn.CrossEntropyLoss()
     return training(model, lambda model: loss_fn(model(x).flatten(0, -2), y.flatten()))
 
@@ -147,7 +147,7 @@ def inference(
 
 
 def _rollout() -> Workload:
-    """Return a policy that acts 24 times in a made environment, and learns once from that."""
+    """Return a policy that acts 24 times in a made-up environment, then learns once from it."""
     world, start = torch.randn(4, 16) / 4, torch.randn(16, 16)
 
     def loss_of(model: nn.Module) -> torch.Tensor:
@@ -165,7 +165,7 @@ def _rollout() -> Workload:
 
 
 def _bert() -> Workload:
-    """Return fine-tuning as Hugging Face's own examples do it: the model makes its loss."""
+    """Return fine-tuning as Hugging Face's own examples do it: the model computes its loss."""
     sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
     sizes |= {"vocab_size": WORDS, "intermediate_size": 1024}
     model = untrained("Bert", "BertForSequenceClassification", sizes).train()
@@ -255,7 +255,7 @@ def models_at_hand() -> list[str]:
 
 
 def made(name: str, device: str = "cpu") -> Workload:
-    """Return a fresh one with fixed random numbers, model and data on this device."""
+    """Return a fresh workload with a fixed seed, its model and data on this device."""
     torch.manual_seed(0)
     with torch.device(device):
         return {**WORKLOADS, **MODELS}[name]()

@@ -1,12 +1,11 @@
-"""Does advice find why a loop is slow, does the expected gain hold, and is it silent otherwise?
+"""Test if advice finds why a loop is slow, expects the right gain, and is silent otherwise.
 
-Slow: 22 loops as people write them, each slow for one reason, next to the same loop without it
-(`_slow_steps.py`). Each is advised about; the gain is measured by hand, in turn. Healthy: the
-workloads of `_workloads.py` and four of the quick loops. A claim about one of them is a false alarm
-unless trying the remedy shows the gain.
-`--only healthy` takes the healthy loops alone. Exits 1 where fewer than 22 of 25 causes are ranked
-first, fewer than 80 % of the expected ranges hold the measured gain within a tenth of it, or there
-is more than one false alarm.
+22 loops are each slow for one reason (`_slow_steps.py`). Their gain is measured by running slow and
+corrected loops interleaved. The healthy loops are 16 of `_workloads.py` and four corrected ones. A
+claim about a healthy loop is a false alarm unless trying the remedy shows the gain.
+`--only healthy` takes the healthy loops alone. Exits 1 if fewer than 22/25 of the causes rank
+first, fewer than 80 % of the expected ranges contain the measured gain within a tenth, or there is
+more than one false alarm.
 """
 
 import sys
@@ -27,9 +26,9 @@ from speedkit_jupyter.step.step import step_of
 
 BUDGET_S, ROUNDS, LONGEST_S = 6.0, 24, 6.0
 FIRST, HOLDS, ALARMS = 22 / 25, 0.8, 1
-# The gain by hand is known to this share.
+# The uncertainty of the measured gain.
 ROUGHLY = 0.1
-# An opportunity that is expected to gain less than this at the least claims nothing.
+# An opportunity claims a gain only if its expected range begins here or above.
 CLAIM = 1.05
 CAUSES = _slow_steps.CAUSES
 HEALTHY = (
@@ -92,7 +91,7 @@ def _holds(found: list[Opportunity], number: int, step: Any, budget_s: float) ->
 
 
 def holds(row: Row) -> bool:
-    """Return whether the range that is expected of the planted cause has the measured gain."""
+    """Return whether the range expected for the true cause contains the measured gain."""
     if row["rank"] is None:
         return False
     said, measured = row["said"][row["rank"] - 1], row["measured"][0]

@@ -1,11 +1,11 @@
-"""Is `attention(…, pattern)` as fast as the better of two ways by hand?
+"""Compare the speed of `attention(…, pattern)` with the better of two ways by hand.
 
-Patterns by lengths, trained and without gradients, against SDPA with a dense mask (`causal` with
-`is_causal`, soft-cap with products and a softmax) and against compiled FlexAttention (on CPUs only
-without gradients). Masks by hand are made once and not timed. All run interleaved in
-shuffled rounds; "by default" is `attention` without options.
-Exits 1 where `attention` is slower than the better one by more than 3 %, by default in training,
-tuned without gradients.
+Each pattern and length runs in training and without gradients. By hand are SDPA with a dense mask
+(`causal` with `is_causal`, soft-cap with products and a softmax) and compiled FlexAttention (on
+CPUs only without gradients). Masks by hand are made once and not timed. All run interleaved in
+shuffled rounds; "tuned" is `attention` with `tune=True`, "by default" without it.
+Exits 1 if `attention`, by default in training or tuned without gradients, is slower than the better
+way by more than 3 %.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from speedkit_jupyter.extras.kernels import attention as kernels
 from speedkit_jupyter.extras.kernels.patterns import slopes_of
 from speedkit_jupyter.support import units
 
-# Inductor asks the C++ compiler which vector instructions work, for seconds in every row.
+# Keeps Inductor from testing vector instructions with the C++ compiler, for seconds in every row.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 HEADS, WIDTH, WINDOW, PREFIX, CAP = 8, 64, 256, 128, 30.0
-# Documents of uneven lengths, some 200 tokens in the middle.
+# Where documents of uneven lengths begin: at tokens 37, 111, 222, 370 and so on.
 STARTS = torch.arange(1, 400).mul(37).remainder(331).cumsum(0)
 AT_LEAST = 0.97
 
 
-# The options of `attention`, and functions for FlexAttention, which make the masks too.
+# The options of `attention`, and FlexAttention's mask_mod and score_mod (or None).
 Made = tuple[dict[str, Any], Callable[..., Any], Callable[..., Any] | None]
 
 
@@ -78,7 +78,7 @@ def promises(row: Row) -> dict[str, bool]:
 
 
 def measured(pattern: str, length: int, training: bool, rounds: int) -> Row:
-    """Return the seconds of each way, and how many times as fast as the best by hand ours are."""
+    """Return each way's seconds, and how many times as fast as the best by hand `attention` is."""
     options, mask_mod, score_mod = pattern_of(pattern, length)
     size = (1, HEADS, length, WIDTH)
     inputs = [torch.randn(size, device=DEVICE, requires_grad=training) for _ in "qkv"]
@@ -117,7 +117,7 @@ def alone(pattern: str, options: dict[str, Any]) -> Callable[..., torch.Tensor]:
 def by_hand(
     pattern: str, mask_mod: Callable[..., Any], score_mod: Callable[..., Any] | None, length: int
 ) -> Callable[..., torch.Tensor]:
-    """Return SDPA with a dense mask if need be; products where it can't take the function."""
+    """Return SDPA, with a dense mask unless causal; for soft-cap, products and a softmax."""
     if pattern == "causal":
         return partial(functional.scaled_dot_product_attention, is_causal=True)
     at = torch.arange(length, device=DEVICE)
@@ -146,7 +146,7 @@ HEAD = ("pattern", "length", "", "by default", "tuned", "by hand")
 
 
 def cells(row: Row) -> list[str]:
-    """Return how many times as fast as the better one by hand each is."""
+    """Return a table line: the speed over the better way by hand, and that way's seconds."""
     best, kind = row["best"], "training" if row["training"] else "without gradients"
     gains = (interval(row[way]) for way in ("default", "tuned"))
     seconds = units.seconds(row["seconds"][best])

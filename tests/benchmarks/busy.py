@@ -1,12 +1,12 @@
-"""Does `tune()` find the possible gain while two other processes are busy in bursts?
+"""Test if `tune()` finds the possible gain while two other processes are busy in bursts.
 
-For each of four workloads, with defaults and nothing learned before: a search next to two
-processes that multiply matrices in bursts of 0.1 to 1 s, one on the idle machine, and then, idle
-again, the gain of either plan in a fresh process.
-About five minutes on two idle cores. Exits 1 where a promise is broken, for a workload whose idle
-plan gains 1.3 or more. Under load the plan is proven, the same or one that gains at least 0.9 of
-it, in at most twice the idle budget and a tenth, without compiling. The gain in a fresh process is
-in the reported interval, and the report says that the machine was busy.
+Each of four workloads is tuned twice, with defaults and nothing learned before: next to processes
+that multiply matrices in bursts of 0.1 to 1 s, and on the idle machine. A fresh process then
+measures the gain of either plan on the idle machine.
+Takes about five minutes on two idle cores. Exits 1 if a promise is broken for a workload whose idle
+plan gains 1.3× or more. Under load, tuning proves the idle plan or one with 0.9 of its gain, in at
+most 2 × 1.1 times the idle budget, without compiling. The gain in a fresh process is in the
+reported interval, and the report says that the machine was busy.
 """
 
 import sys

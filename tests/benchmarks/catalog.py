@@ -1,14 +1,14 @@
-"""The gain of each entry of the catalog alone, and of the plan that tuning finds, on nine models.
+"""Measure the gain of each catalog entry alone, and of the plan that tuning finds, on nine models.
 
-For each model, entry by entry: every word of the entry that is available here, interleaved with the
-plain model and checked. Then `tune()` with nothing learned before, and in fresh rounds its plan
-next to the plain model and `compile`.
+For each model and entry, every setting that is available here runs interleaved with the plain model
+and is checked. Then `tune()` runs with nothing learned before, and fresh rounds compare its plan
+with the plain model and `compile`.
 `--only "ViT, training sdpa"` takes one entry of one model, `--only winner` the tuned plans alone.
 `--keep` names options that tuning leaves as they are: with `precision,tf32` nothing computes in
-less than float32. `--budget` are seconds for each word, without compiling; tuning has its default,
-or eight times a shorter budget. By default all of it takes about two hours on two cores. Exits 1
-where the choice of `auto` makes a model slower than 0.98 of the plain model, or wrong. Two of the
-models need `pip install transformers`.
+less than float32. `--budget` is the seconds for each setting, without compiling. Tuning has its
+default budget, or eight times a shorter `--budget`. All of it takes about two hours on two cores by
+default. Exits 1 if the choice of `auto` makes a model slower than 0.98 of the plain model, or
+wrong. Two of the models need `pip install transformers`.
 """
 
 import sys
@@ -32,7 +32,7 @@ from speedkit_jupyter.support.units import ratio
 BUDGET_S, TUNING = 10.0, 8
 WINNER = "winner"
 AT_LEAST = 0.98
-# The columns that a row keeps of each variant.
+# The columns that a row keeps for each variant.
 KEPT = ("verdict", "speedup", "low", "high", "accuracy", "peak_bytes", "first_call_s")
 OVER = ("over_baseline", "over_compile")
 
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def one_row(model: str, entry: str, device: str, keep: list[str], budget_s: float) -> Row:
-    """Return an entry on a model, or its winner; a failure is a row with the error."""
+    """Return the row of an entry or of the tuned plan on a model; a failure is a row, too."""
     work, row = made(model, device), {"machine": machine(device)}
     try:
         if entry == WINNER:
@@ -77,7 +77,7 @@ def alone(work: Workload, entry: Optimization, budget_s: float) -> Row:
 
 
 def words(entry: Optimization, hardware: Hardware, facts: Facts, taken: list[str]) -> list[str]:
-    """Return words of changes, of a search's candidates, and of the choice of `auto`, each once."""
+    """Return the settings of an entry's changes, a search's candidates and `taken`, each once."""
     tried = [Candidate({entry.name: one}).name for one in entry.candidates(hardware, facts)]
     found: dict[str, str] = {}
     for word in (*entry.changes(), *tried, *taken):
@@ -106,7 +106,7 @@ def _kept(found: Comparison) -> dict[str, Row]:
 
 
 def broken(row: Row) -> list[str]:
-    """Return the promises that this row breaks: the choice of `auto` is no loss, nor wrong."""
+    """Return the broken promises of a row: `auto`'s choice must be neither slower nor wrong."""
     found = row.get("measured", {}).get(row.get("auto"))
     if found is None:  # nothing is taken
         return []
@@ -129,7 +129,7 @@ def tables(rows: list[Row]) -> str:
 
 
 def _overview(rows: list[Row]) -> Iterator[list[str]]:
-    """Yield speed-ups of every word that is available anywhere, by model; bold: proven."""
+    """Yield the speed-ups of every word that is available anywhere, by model, in bold if proven."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     words = ((row["model"], *one) for row in rows for one in row.get("measured", {}).items())
     found = {(model, word): one for model, word, one in words}

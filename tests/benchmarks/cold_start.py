@@ -1,10 +1,10 @@
-"""Seconds from torch's import to the first compiled step, with an empty cache and after a restart.
+"""Measure the seconds after torch's import until the first compiled step, without and with a cache.
 
-A transformer of 6 layers (d = 256), training and inference, each run in a process of its own:
-torch.compile and SpeedKit, with empty folders (cold) and with the files of the run before
-(warm). `idle` is SpeedKit's warm start in a notebook whose kernel has imported the compiler between
-cells, before the timed one. Exits 1 where SpeedKit's cold start takes more than half of torch's, or
-its warm start more than 0.06 of torch's cold start or than torch's warm start.
+A transformer of 6 layers (d = 256) makes a step of training or inference in a fresh process, with
+torch.compile or SpeedKit, with empty folders (cold) or the files of the run before (warm). `idle`
+is SpeedKit's warm start in a notebook whose kernel has imported the compiler between cells, before
+the timed one. Exits 1 if SpeedKit's cold start takes more than half of torch's, or its warm start
+more than 0.06 of torch's cold start or more than torch's warm start.
 """
 
 import os
@@ -19,7 +19,7 @@ from _program import Row, collected, parser_of, product
 from _tables import reported
 
 RESULTS = "tests/benchmarks/results/cold_start_cpu.jsonl"
-# Columns of a row: the first may take this share of the second.
+# Two columns of a row: the first may take at most this share of the second.
 PROMISES = (
     ("speedkit_cold_s", "torch_cold_s", 0.5),
     ("speedkit_warm_s", "torch_cold_s", 0.06),
@@ -60,8 +60,8 @@ print(time.perf_counter() - begun_s)
 
 
 def seconds(who: str, job: str, when: str, folder: Path) -> float:
-    """Return the seconds of one start, in a process that keeps its code in this folder."""
-    kept = {"SPEEDKIT_DATA": "data", "TMPDIR": "tmp"}  # torch's own folder is in the latter
+    """Return the seconds of one start, in a process that keeps its compiled code in this folder."""
+    kept = {"SPEEDKIT_DATA": "data", "TMPDIR": "tmp"}  # torch's cache is in TMPDIR
     for name in kept.values():
         (folder / name).mkdir(exist_ok=True, parents=True)
     environment = {name: value for name, value in os.environ.items() if "INDUCTOR" not in name}
@@ -73,7 +73,7 @@ def seconds(who: str, job: str, when: str, folder: Path) -> float:
 
 
 def measured(step: str, rounds: int) -> Row:
-    """Return the medians of some rounds, in each of which everything is started once."""
+    """Return the medians of rounds, each of which makes every kind of start once."""
     times: dict[str, list[float]] = {name: [] for name in NAMES}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as empty:

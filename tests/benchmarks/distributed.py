@@ -1,10 +1,10 @@
-"""Two processes from a notebook, torchrun by hand and Accelerate's `notebook_launcher` compared.
+"""Compare a DDP step under `launch`, torchrun and Accelerate's `notebook_launcher`.
 
-`python tests/benchmarks/distributed.py [--steps 200] [--processes 2]` prints seconds from `start`
-until the workers are ready and from a cell to rank 0's first step, then a DDP step in `launch`,
-under `torchrun` and under `notebook_launcher` in alternating rounds with its exposed
-communication, and FSDP2's bytes a rank next to the formula. It ends with 1 where `launch` is slower
-than either by more than 3 %, or the bytes are off by more than 3 %. Two to three minutes.
+`python tests/benchmarks/distributed.py [--steps 200] [--processes 2]` prints the seconds until the
+workers are ready, and from a cell to rank 0's first step. In shuffled rounds it times a DDP step
+and its exposed communication under each launcher. It also compares FSDP2's bytes on rank 0 with the
+formula. Exits 1 if `launch` is slower than either of the others by more than 3 %, or if the bytes
+are off by more than 3 %. Takes two to three minutes.
 """
 
 import argparse
@@ -60,13 +60,13 @@ def step_s(steps: int) -> tuple[float, float]:
 
 
 def first_step_at() -> float:
-    """Return when rank 0 has made its first step, by the clock of the host."""
+    """Make the first step, and return the time at its end by the host's clock."""
     step_s(1)
     return time.time()
 
 
 def sharded_bytes() -> tuple[int, float]:
-    """Return rank 0's bytes of a model under FSDP2 after a step, and the formula's."""
+    """Return rank 0's bytes of training state under FSDP2 after a step, and the formula's bytes."""
     from speedkit_jupyter import SpeedConfig, apply_speedups
     from speedkit_jupyter.extras.processes.distributed import BYTES_PER_PARAMETER
     from speedkit_jupyter.extras.processes.strategy_race import _state_bytes
@@ -139,7 +139,7 @@ def compared(processes: int, steps: int) -> int:
     others = ["torchrun"] + ["notebook_launcher"] * (find_spec("accelerate") is not None)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("launch", *others)}
     for number in range(ROUNDS):
-        # New processes, as the others have: the place of their memory moves a step by some 5 %.
+        # New processes, as for the others: memory placement changes a step by some 5 %.
         workers.stop()
         workers.started(processes, lambda text: None)
         for name in random.Random(number).sample([*found], len(found)):

@@ -1,11 +1,11 @@
-"""How often `auto` claims a gain where no plan changes anything.
+"""Measure how often `auto` claims a gain where no plan changes anything.
 
 Each trial is a race of 1, 3 or 8 plans on the steps of a loop. The plans are names only: every step
 runs the same code, so each claim of a gain is a false alarm. The loop is a small network that
-trains for 1,500 steps; `made` steps take made-up times instead (scatter, bursts, drift, two
-states), which is quick and needs no quiet machine.
-A real trial takes about two seconds; a stopped run goes on. `busy` keeps both cores busy in bursts
-with other processes. Exits 1 where more than 5 % of the races claim a gain.
+trains for 1,500 steps. With `--load made` its steps take made-up times instead (scatter, outliers,
+drift, two states, waves), which is quick and needs no quiet machine.
+A real trial takes about two seconds; a stopped run goes on. `--load busy` runs two other processes
+in bursts. Exits 1 if the 95 % interval of false alarms is above 5 % for 1, 3 or 8 plans.
 """
 
 import math
@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def trial(number: int, load: str) -> Row:
-    """Run one race, and return whether it claims a gain."""
+    """Run one race, and return a row that says whether it claims a gain."""
     plans = PLANS[number % len(PLANS)]
     noise = [*NOISES][number // len(PLANS) % len(NOISES)]
     step = made_step(noise, number) if load == "made" else real_step()
@@ -64,7 +64,7 @@ def real_step() -> Callable[[], float]:
     return lambda: timed(step)[0]
 
 
-# Made-up noise: from random numbers, the number of the step and the seed to a factor of its time.
+# Made-up noise: from a random generator, a step's number and the seed to a factor of its time.
 NOISES: dict[str, Callable[[random.Random, int, int], float]] = {
     "scatter": lambda draw, step, seed: draw.lognormvariate(0, 0.05),
     "outliers": lambda draw, step, seed: (
@@ -103,7 +103,7 @@ def table(rows: list[Row]) -> str:
 
 
 def broken(rows: list[Row]) -> list[str]:
-    """Return the groups of races in which false alarms are surely more than promised."""
+    """Return a line for each number of plans with more false alarms than promised."""
     groups = {plans: [row["claims"] for row in rows if row["plans"] == plans] for plans in PLANS}
     return [
         f"{plans} plans: {sum(claims)} of {len(claims)} races claim a gain"

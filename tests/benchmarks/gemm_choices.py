@@ -1,11 +1,11 @@
-"""Kernel choices of max-autotune, recorded, replayed and predicted, on the device at hand.
+"""Record, replay and predict the kernel choices of max-autotune, on the device at hand.
 
-max-autotune searches for 21 products (22 on CPUs), recorded in FOLDER. Then each is held back in
-turn: compiled by default, replayed, and predicted from all others, whatever the confidence. Prints
-compile seconds and steady milliseconds of each. It stops after `--seconds`, and goes on when it is
-started again. FOLDER/train is a SPEEDKIT_DATA with the recorded timings.
+FOLDER records max-autotune's searches for 21 matrix products (22 on CPUs). Then each product in
+turn is compiled by default, replayed, and predicted from all others, whatever the confidence.
+Prints each one's compile seconds and steady milliseconds. It stops after `--seconds`, and goes on
+when started again. FOLDER/train is a SPEEDKIT_DATA folder with the recorded timings.
 
-Goals on GPUs: predicted compiles 10 times as fast as max-autotune, and runs at 0.99 of its speed.
+Goals on GPUs: prediction compiles 10 times as fast as max-autotune, and runs at 0.99 of its speed.
 """
 
 import io
@@ -37,7 +37,7 @@ from speedkit_jupyter.support import database
 SEED, ROUNDS = 0, 30
 # Products of each operation, by device: a prediction needs 20 others.
 EACH = {"cuda": 7, "cpu": 11}
-# The confidence that a prediction needs, unless it may not fall back.
+# Predictions from this confidence on have a summary of their own.
 CONFIDENT = 0.95
 # By device: M, then N and K.
 SIZES = {
@@ -50,7 +50,7 @@ VARIANTS = ("default", "max-autotune", "replayed", "predicted")
 
 
 class Product(NamedTuple):
-    """One matrix product: with a bias (`addmm`), without (`mm`), or 8 of half the sides (`bmm`)."""
+    """Matrix product with a bias (`addmm`) or without (`mm`), or 8 of half the sides (`bmm`)."""
 
     op: str
     m: int
@@ -87,7 +87,7 @@ def compiled(product: Product, device: str, mode: str) -> tuple[float, Callable[
         torch._inductor.utils.fresh_inductor_cache(),
         torch._inductor.config.patch(freezing=device == "cpu"),
     ):
-        # Alone: after Dynamo's reset the calls of before would be compiled anew.
+        # compile_alone() needs no reset of Dynamo, which would compile the earlier calls again.
         function = compile_alone(lambda *given: model(*given), mode=mode, dynamic=False)
         took_s, _ = timed(lambda: function(*inputs))
 
@@ -99,9 +99,9 @@ def compiled(product: Product, device: str, mode: str) -> tuple[float, Callable[
 
 
 def measured(product: Product, searched_s: float, device: str, folder: Path) -> Row:
-    """Return the row of a product that is held back, and predicted from all others.
+    """Return the row of a product that is predicted from all others.
 
-    A replay runs the kernel that max-autotune has found, so both are timed as one.
+    A replay runs the kernel that max-autotune has found, so its milliseconds count for both.
     """
     calls: dict[str, Callable[[], object]] = {}
     row: Row = {"product": product, "max-autotune": {"compile_s": searched_s}}
@@ -119,7 +119,7 @@ def measured(product: Product, searched_s: float, device: str, folder: Path) -> 
             row[name] = {"compile_s": took_s}
     row["confidence"] = counted.mean_confidence
     for name, times in interleaved_s(calls, ROUNDS).items():
-        row[name]["ms"] = median(times) * 100  # of ten calls
+        row[name]["ms"] = median(times) * 100  # of one call, from the seconds of ten
     row["max-autotune"]["ms"] = row["replayed"]["ms"]
     return row
 
@@ -172,7 +172,7 @@ def summary(rows: list[Row], which: str) -> list[str]:
 
 
 def table(rows: list[Row]) -> str:
-    """Return a line for each product, and the ratios of all, and of those predicted surely."""
+    """Return a line for each product, and the ratios of all and of the confident predictions."""
     head = ["product", *(f"{name}: s, ms" for name in VARIANTS), "confidence"]
     sure = [row for row in rows if (row["confidence"] or 0) >= CONFIDENT]
     lines = [markdown(head, *map(line, rows)), *summary(rows, "all that were held back")]
@@ -181,7 +181,7 @@ def table(rows: list[Row]) -> str:
 
 
 def missing(every: list[Product], file: Path, end_s: float) -> Iterator[Product]:
-    """Yield the products without a row in the file, until the time is over."""
+    """Yield the products without a row in the file, until the time is `end_s`."""
     done = [Product(*row["product"]) for row in read(file)]
     for product in every:
         if product not in done and time.monotonic() < end_s:

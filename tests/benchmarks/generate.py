@@ -1,11 +1,11 @@
-"""Is a tuned `generate()` as fast as a static cache with torch.compile by hand?
+"""Compare a tuned `generate()` with a static cache and torch.compile by hand.
 
 A GPT-2-like model with random weights writes 64 tokens after a prompt of 16, greedily: plain, with
 `cache_implementation="static"` and a compiled decoding step as transformers' guide has it, and with
 the plan that `tune` proves, or finds likely. All run interleaved in shuffled rounds, and their
-tokens are compared. The times of a token have the prompt apart.
-Exits 1 where the tuned one is less than 1.5 times as fast as the plain one, or slower than the one
-by hand by more than 3 %, or if a token differs.
+tokens are compared. The time of a token does not include the prompt.
+Exits 1 if the tuned call is less than 1.5 times as fast as the plain one, or over 3 % slower than
+the one by hand, or if a token differs.
 """
 
 import copy

@@ -1,9 +1,9 @@
-"""Does `check()` tell right rewrites from wrong ones, and time them as the engine does?
+"""Test if `check()` tells right rewrites from wrong ones, and times them as the engine does.
 
 Every rewrite of `_rewrites` is judged: right ones must pass, faults and cheats must be found. Then
-ten right ones are timed by `check()` and, as variants of one step, by the engine of
-`%%speedbench --compare`: both must say the same of each.
-About six minutes. Exits 1 where a verdict is not as it should be.
+`check()` and, as variants of a step, the engine of `%%speedbench --compare` time ten right ones:
+their verdicts must be the same, or their intervals overlap.
+Takes about six minutes. Exits 1 if a verdict is not as it should be.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTS: dict[str, list[Rewrite]] = {"right": RIGHT, "faults": FAULTS, "cheats": C
 SHORT = {"small": (1, 2, 16, 16), "odd": (2, 3, 37, 24)}
 LONG = {"realistic": (2, 8, 512, 64)}
 PAIRS, BUDGET_S = 10, 8.0
-# The function that the step calls: no benchmark puts a context variable back.
+# The function that the step calls, in a context variable, because benchmarks don't restore these.
 CALLED: ContextVar[Any] = ContextVar("called")
 
 

@@ -1,13 +1,13 @@
-"""`auto` on whole loops, against the plain loop, tuning first, and the best plan from step one.
+"""Compare `auto` on whole loops with the plain loop, tuning first, and the best plan from step one.
 
-For each workload of `oracle.py`, a loop of 2,000 steps or as many as fit in two minutes, in three
-processes that take turns, so that a machine whose speed changes favours none of them:
+For each workload of `oracle.py`, a loop of 2,000 steps or as many as fit in two minutes runs in
+three processes. They take turns, so that a change of the machine's speed favors none of them:
 
-1. the loop under `auto()`, which knows nothing; its clock stands still while the others run;
-2. a quarter of the steps as they are written;
+1. the loop under `auto()` with nothing learned before; its clock stops while the others run;
+2. a quarter of the steps without a plan;
 3. `tune()` with its defaults, and a quarter of the steps under its plan.
-Exits 1 where a promise is broken: the loop takes at most 1.03 times as long as with the best plan
-from step one in 14 of 16 workloads, never more than 1.02 times as long as the plain loop, and less
+Exits 1 if a promise is broken: `auto` takes at most 1.03 times as long as the best plan from step
+one in 14 of 16 workloads, and in all at most 1.02 times as long as the plain loop, and no longer
 than tuning first and then running.
 """
 
@@ -68,7 +68,7 @@ def started(call: Callable[..., None], *given: Any) -> Connection:
 
 
 def made_to_loop(name: str) -> Workload:
-    """Return a workload that learns nothing: by heart, its batch has tiny and slow gradients."""
+    """Return a workload with learning rate 0: tiny gradients of a learned batch are slow."""
     found = made(name, DEVICE)
     for group in found.optimizer.param_groups if found.optimizer is not None else ():
         group["lr"] = 0.0
@@ -94,7 +94,7 @@ def under_tune(turns: Connection, workload: str) -> None:
 
 
 def take_turns(turns: Connection, step: Callable[[], object], first: Callable[[], Any]) -> None:
-    """Send the result of `first()`, then the seconds of a step for each number of steps."""
+    """Send the result of `first()`, then a step's seconds for each number of steps that arrives."""
     turns.send(first())
     for _ in range(TURNS):
         steps = turns.recv()
@@ -108,14 +108,14 @@ def under_auto(turns: Connection, workload: str, part: int) -> None:
     seconds_of(live.run, WARM)
     turns.send("ready")
     with nothing_kept(), still_clocks() as stand_still, auto(say=lines.append) as running:
-        for number in DataLoader(range((part + 1) * TURNS), batch_size=None):  # tells what remains
+        for number in DataLoader(range((part + 1) * TURNS), batch_size=None):  # tells its length
             turn, step = divmod(number, part + 1)
             if step == 0:
                 wait()
                 if turn:
                     turns.send((time.perf_counter() - begun_s) / part)
                 stand_still(turns.recv)
-            elif step == 1:  # the first step is untimed, as those of the others
+            elif step == 1:  # the first step of a turn is untimed, as in the other processes
                 wait()
                 begun_s = time.perf_counter()
             live.run()
@@ -134,7 +134,7 @@ def under_auto(turns: Connection, workload: str, part: int) -> None:
 
 @contextmanager
 def still_clocks() -> Iterator[Callable[[Callable[[], Any]], None]]:
-    """Give a function that calls another, during which time and load of other processes stop."""
+    """Yield a function that makes a call, during which SpeedKit's clocks of time and load stop."""
     clocks = (clock.now, busy_machine.taken_by_others_s)
     outside = [0.0, 0.0]
 
@@ -150,7 +150,7 @@ def still_clocks() -> Iterator[Callable[[Callable[[], Any]], None]]:
 
 
 def seconds_of(step: Callable[[], object], steps: int) -> float:
-    """Return the seconds of a step, over a loop."""
+    """Return the mean seconds of a step in a loop over a DataLoader."""
 
     def loop() -> None:
         for _ in DataLoader(range(steps), batch_size=None):
@@ -160,7 +160,7 @@ def seconds_of(step: Callable[[], object], steps: int) -> float:
 
 
 def shares(row: Row) -> tuple[float, float, float]:
-    """Return the loop's time over the best plan's, the plain loop's, and tuning's with its loop."""
+    """Return `auto`'s time over the best plan's, the plain loop's, and tuning plus its loop's."""
     best_s = min(row["tuned_s"], row["plain_s"])
     first = row["tune_s"] / row["steps"] + row["tuned_s"]
     return row["live_s"] / best_s, row["live_s"] / row["plain_s"], row["live_s"] / first

@@ -1,12 +1,12 @@
-"""Is the choice of `tune_loader` as fast as the best of all settings?
+"""Compare the choice of `tune_loader` with the best of all settings.
 
-On three data sets that are made on disk: pictures, text files that are cut into tokens, and numpy
-files one after another (iterable). The grid is every number of workers that may be used: whole
-epochs, interleaved in shuffled rounds, the middle of each. The best of them and the choice then run
-against each other in fresh rounds: of several that are alike one always looks best in the rounds
-that chose it. Their workers are started several times, which moves them by some 5 %.
-All of it once with torch's own number of threads and once with one, which leaves workers a core.
-Exits 1 where the choice takes more than 1/0.97 of the best one's time.
+Three data sets are made on disk: pictures, text files that are cut into tokens, and an iterable one
+of numpy files. The grid has every usable number of workers, ranked by the median time of whole
+epochs in shuffled rounds. The best and the choice then run against each other in fresh rounds,
+because among similar settings the best of some rounds is partly luck. Their workers start several
+times, since each start changes the time by some 5 %.
+All of it runs with torch's own number of threads, then with one, which leaves a core to workers.
+Exits 1 if the choice takes more than 1/0.97 of the best setting's time.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def measured(data: str, threads: int, rounds: int) -> Row:
 def against_grid(
     loader: DataLoader[Any], step: Callable[..., object], chosen: LoaderSettings, rounds: int
 ) -> Row:
-    """Return the best setting; the choice and that one then start their workers several times."""
+    """Return the best setting of the grid, and its time over the choice's in fresh rounds."""
     is_iterable = isinstance(loader.dataset, IterableDataset)
     most = 0 if is_iterable else Hardware.current().cpu.usable_cores
     grid = dict.fromkeys([chosen, *map(LoaderSettings, range(most + 1))])
@@ -157,7 +157,7 @@ def epochs_s(
     loader: DataLoader[Any], step: Callable[..., object], settings: Iterable[LoaderSettings],
     rounds: int,
 ) -> dict[LoaderSettings, list[float]]:  # fmt: skip
-    """Return seconds of whole epochs, in shuffled rounds; the first starts workers, untimed."""
+    """Return the seconds of epochs in shuffled rounds, after an untimed epoch of each setting."""
     loaders = {one: rebuilt(loader, one) for one in settings}
 
     def epoch(one: DataLoader[Any]) -> None:

@@ -1,8 +1,8 @@
-"""Notebooks as people have them: plain, as their libraries' guides advise, and tuned, interleaved.
+"""Compare typical notebooks: as written, as their libraries' guides advise, and tuned.
 
-Exits 1 where the search or the plan leaves state changed, where a plan is more than 3 % slower than
-the advice, or where plans are less than 1.15 times as fast as the advice in the mean. Notebooks of
-`peft` and `diffusers` are left out where these are missing.
+Exits 1 if the search or the plan leaves state changed, if a plan fails or is more than 3 % slower
+than the advice, or if the geometric mean of speed over the advice is below 1.15. Notebooks of
+`peft` and `diffusers` are left out if these are missing.
 """
 
 import statistics
@@ -92,7 +92,7 @@ def measured(name: str, budget_s: float) -> Row:
 
 
 def furthest(plain: object, tuned: object) -> float:
-    """Return the largest difference of results: relative to the norm, of integers the share."""
+    """Return the largest difference: relative to the norm, or the share of integers that differ."""
     most = 0.0
     for one, other in zip(tree_leaves(plain), tree_leaves(tuned), strict=True):
         if one is not None:

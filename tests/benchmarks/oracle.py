@@ -1,22 +1,22 @@
-"""The plan of `tune()` compared with the best of the whole grid, and with code by hand.
+"""Compare the plan of `tune()` with the best of a whole grid, and with code by hand.
 
 For each of sixteen workloads, some of them with steps of 0.1 to 0.5 s, in one run:
 
 1. `tune()` with its defaults, nothing learned before, an empty cache of compiled code;
 2. with another empty cache, the search that a person writes in sixty lines (`_plain_search.py`);
-3. a grid next to baseline: fp32, bf16 (with or without units for it) or another lower precision,
-   eager or compiled, layout, fused optimizer, engine of products, and one thread for short steps,
-   each with each. A first round drops plans over twice as slow as baseline. Plans near the best
-   race with the tuned plan, until their ratio is known to 2 %;
+3. all combinations of fp32, bf16 (even without hardware for it) or another lower precision, eager
+   or compiled, layout, fused optimizer, engine of matrix products, and threads for short steps.
+   First rounds drop plans over twice as slow as baseline. Plans near the best then run against the
+   tuned plan, until their ratio is known to 2 %;
 4. interleaved, each on a copy of its own: baseline, the tuned plan, the sixty lines' plan,
    `torch.compile(model)`, Accelerate and Fabric with bf16, with and without compiling;
-5. baseline and the tuned plan once more, in a fresh process (a plan with `malloc` in another one
-   than baseline): is the gain the reported one?
-All of it takes about 45 minutes on two idle cores. Exits 1 where a promise is broken: the plan is
-at least 0.97 as fast as the best of the grid; never slower than baseline nor than the best of
-Accelerate's and Fabric's settings by more than 3 %; tuning takes at most 1.5 times as long as the
-sixty lines, without compiling; in 9 of 10 workloads the gain in the fresh process is in the
-reported interval. Needs `pip install accelerate lightning`; a missing library is left out.
+5. baseline and the tuned plan once more in a fresh process, to check the reported gain (baseline in
+   yet another process, if the plan has `malloc`).
+All of it takes about 45 minutes on two idle cores. Exits 1 if a promise is broken: the plan is at
+least 0.97 as fast as the best of the grid; it is never over 3 % slower than baseline or than the
+best of Accelerate's and Fabric's settings; tuning takes at most 1.5 times as long as the sixty
+lines, without compiling; in 9 of 10 workloads the gain in the fresh process is in the reported
+interval. Uses `pip install accelerate lightning`; a missing library is left out.
 """
 
 import itertools
@@ -47,24 +47,24 @@ from speedkit_jupyter.search.outcome import Tuning
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import Variant
 
-# The first round of the grid: seconds for each combination, or the time of its steps. GRID_SIZE
-# combinations share a run, since each keeps a copy of the state.
+# First rounds of the grid: at most GRID_S for each combination, or GRID_STEPS steps if longer.
+# GRID_SIZE combinations share a run, since each keeps a copy of the state.
 GRID_S, GRID_STEPS, GRID_SIZE = 1.5, 12, 8
-# A step of 20 ms is short: one thread is tried.
+# Other numbers of threads are tried only for steps up to this long.
 SHORT_STEP_S = 0.02
-# At most BEST race with the tuned plan, if they are NEAR the best. The race ends once the ratios
-# are KNOWN to this share, at the latest after these seconds or steps for each.
+# At most BEST plans, with over NEAR times the best speed-up, race with the tuned plan until the
+# ratios are KNOWN to this share, for at most RACE_S each, or RACE_STEPS steps if these take longer.
 BEST, NEAR, KNOWN, RACE_S, RACE_STEPS = 3, 0.93, 0.02, 6.0, 30
 AGAINST_BEST, AGAINST_OTHERS, TIMES_AS_LONG, COMES_TRUE = 0.97, 0.97, 1.5, 0.9
 
 
 class FirstRound(Policy):
-    """Times every plan that is not far slower; checks none."""
+    """Policy that times every plan that is not far slower than baseline, and checks none."""
 
     most_times_slower, measures_memory, checked, deciding_rounds = FAR, False, 0, FEW_ROUNDS
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        rounds = racing[0].times_s  # where steps are long, few of them tell enough
+        rounds = racing[0].times_s  # if steps are long, few of them are enough
         if len(rounds) < FEW_ROUNDS:
             return racing
         staying = [racing[0], *(one for one in racing[1:] if not is_far(rounds, one.times_s))]
@@ -72,7 +72,7 @@ class FirstRound(Policy):
 
 
 class Race(Policy):
-    """Goes on until the tuned plan's ratio to each of the best is known; checks all of them."""
+    """Policy that runs until the tuned plan's ratio to each other is known; checks all plans."""
 
     measures_memory = False
 
@@ -98,8 +98,8 @@ def main() -> int:
 
 
 def measured(workload: str) -> Row:
-    """Return one workload, whole. Loading libraries and the compiler and measuring the engines,
-    which takes 2 s, counts for neither search.
+    """Return the row of a workload. The 2 s for loading libraries and the compiler and measuring
+    the engines count for neither search.
     """
     load_all()
     work = made(workload)
@@ -158,7 +158,7 @@ def _benchmarked(
 
 
 def combinations(work: Workload, step_s: float) -> list[Candidate]:
-    """Return the grid: each value with each, one lowering of precision at a time."""
+    """Return the grid: all combinations of values, with at most one lowering of precision."""
     hardware = Hardware.detect().with_gemm()
     facts = Facts.read(work.model, [work.optimizer] if work.optimizer else [])
     offered: list[list[dict[str, Any]]] = []
@@ -233,7 +233,7 @@ HANDS: dict[str, tuple[str, Callable[[Workload], Call]]] = {
 
 
 def promises(row: Row) -> dict[str, bool]:
-    """Return whether each promise holds, other than the fresh process's."""
+    """Return whether each promise holds, except the one about fresh processes."""
     least = {"slower than baseline": "baseline", f"slower than {row['framework']}": "framework"}
     return {
         f"below {AGAINST_BEST} of the best": row["tuned_over_best"][0] >= AGAINST_BEST,

@@ -1,4 +1,4 @@
-"""The cost of SpeedKit itself, and the waits of its panel. Exits 1 where a promise is broken."""
+"""Measure the cost of SpeedKit itself and its panel's delays. Exits 1 if a promise is broken."""
 
 import asyncio
 import statistics
@@ -60,19 +60,19 @@ def printed_by(code: str, times: int) -> list[float]:
 def took(
     name: str, times: list[float], most_s: float, middle: Callable[..., float] = statistics.median
 ) -> bool:
-    """Print milliseconds of calls, and return whether their middle is short enough."""
+    """Print the times' middle, least and most, and return whether the middle is below `most_s`."""
     shown, low, high = (f"{1e3 * one:.0f} ms" for one in (middle(times), min(times), max(times)))
     return said(name, f"{shown}, {low} to {high}", middle(times) < most_s, f"{1e3 * most_s:g} ms")
 
 
 def said(name: str, found: object, holds: bool, promise: str) -> bool:
-    """Print a figure, and return whether it holds the promise."""
+    """Print a figure next to its promise, and return `holds`."""
     print(f"{name + ':':40}{found}  (promise: {promise})")
     return holds
 
 
 def convolutions(linear: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Return 50 convolutions, with linear layers that are not to be called, and an optimizer."""
+    """Return 50 convolutions, `linear` Linear layers that a call can't reach, and an optimizer."""
     layers = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(50)]
     model = torch.nn.Sequential(*layers, *(torch.nn.Linear(32, 32) for _ in range(linear)))
     return model, torch.optim.AdamW(model.parameters())
@@ -109,7 +109,7 @@ def measured_step() -> bool:
         for _ in range(10):
             clock.timed(runner.once, CPU)
 
-    # As a user writes it in a cell: the notebook keeps the result until the next one.
+    # As a user writes it in a cell: the namespace keeps each result until the next one.
     loop = compile("for _ in range(10): out = model(x)", "a loop in a cell", "exec")
 
     def bare() -> None:
@@ -124,7 +124,7 @@ def measured_step() -> bool:
 
 
 def calibrated(model: torch.nn.Module) -> int:
-    """Return the batch with which the model takes about a millisecond."""
+    """Return a batch size with which a call of the model takes about a millisecond."""
     batch = 16
     while True:
         x = torch.rand(batch, 256)
@@ -140,7 +140,7 @@ def apply_and_restore() -> bool:
 
 
 def load_extension() -> bool:
-    """Time `%load_ext` in fresh processes in which IPython runs already."""
+    """Time `%load_ext` in fresh processes that already run IPython."""
     return took("%load_ext", printed_by(LOAD, times=7), 0.15)
 
 
@@ -155,7 +155,7 @@ def timed_share() -> bool:
 
 
 def panel_preview() -> bool:
-    """Time from the front end's message to the new table, for each word of two controls."""
+    """Time from the front end's message to the new table, for each option of two controls."""
     model, optimizer = convolutions()
     panel = Panel(model, optimizer=optimizer)
     times = []
@@ -172,7 +172,7 @@ def panel_preview() -> bool:
 def panel_open() -> bool:
     """Time the imports and the first drawing, in fresh processes with IPython and torch.
 
-    The fastest counts: the others may have been held up.
+    The fastest counts, because other programs may have delayed the rest.
     """
     return took("panel, open with torch loaded", printed_by(OPEN, times=9), 0.5, middle=min)
 

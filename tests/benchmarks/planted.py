@@ -1,10 +1,10 @@
-"""Does the accuracy check tell wrong plans from right ones?
+"""Test if the accuracy check tells wrong plans from right ones.
 
-Two tables. *Planted*: a variant computes something wrong, and must be called wrong, or at least
-not checked, which can't win. *Honest*: nets and loops of every family under plans that are right,
-which must not be called wrong.
-`--only` takes the rows whose name has one of the words in it. Only the check runs, no times are
-taken. About ten minutes. Exits 1 where a wrong variant could win, or a right one was called wrong.
+A *planted* variant computes something wrong, and must be called wrong or not checked; neither can
+win. *Honest* cases are nets and loops of every family under right plans, which must not be called
+wrong.
+`--only` takes the cases whose name contains one of the words. Only the check runs, without timing.
+Takes about ten minutes. Exits 1 if a wrong variant could win, or a right one is called wrong.
 """
 
 import sys
@@ -27,7 +27,7 @@ from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import variant
 
-# The check ends long before; no load of the machine keeps it from being reached.
+# The check ends long before, even on a busy machine.
 ENOUGH_S = 120.0
 
 
@@ -56,7 +56,7 @@ def main() -> int:
 
 
 class Once(Policy):
-    """A single round: only the check is of interest."""
+    """Policy of a single round, because only the check is of interest."""
 
     measures_memory = False
 
@@ -87,7 +87,7 @@ def word(record: Record) -> str:
 
 
 def judged(case: Case) -> Iterator[Row]:
-    """Yield a row for each variant: no planted one may be right, no honest one wrong."""
+    """Yield a row for each variant, whose `ok` says if the check has judged it as it should."""
     torch.manual_seed(1)
     step, model, optimizer, words = case.make()
     allowed = ("not checked", *(("wrong",) if case.is_planted else ("exact", "rounding")))

@@ -1,8 +1,8 @@
-"""How far a plan's gain differs between fresh processes, beyond the rounds' own scatter.
+"""Measure how far a plan's gain differs between fresh processes.
 
-Six processes for each of six workloads, about 8 minutes. Prints each gain, and the standard
-deviation of its logarithm as a share of the logarithm: `PROCESSES` in
-`speedkit_jupyter/rounds/statistics.py` is between the median and the root mean square.
+Runs six processes for each of six workloads, in about 8 minutes. Prints each gain, and the standard
+deviation of the gains' logarithms as a share of their mean. `PROCESSES` in
+`speedkit_jupyter/rounds/statistics.py` is between these shares' median and root mean square.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""The quickstart notebook's model: `baseline`, `auto`, and a plan that `auto` leaves to measuring.
+"""Compare baseline, `auto` and a plan that `auto` leaves to measuring, on the quickstart's model.
 
-Exits 1 where a promise is broken: `auto` is never slower than 0.98x; with bf16 units in the CPU
-the last is at least 1.3x.
+Exits 1 if a promise is broken: `auto` reaches 0.98×, and the last plan 1.3× on a CPU with bf16
+units, 0.98× on others.
 """
 
 import sys

@@ -1,11 +1,11 @@
-"""Tuning and comparing from 0.1 to 100 M parameters, with steps of 0.2 ms to 5 s.
+"""Test tuning and comparing on models of 0.1 to 100 M parameters, with steps of 0.2 ms to 5 s.
 
-Each runs in a process of its own, with the defaults: `tune()`, and `benchmark()` of
-`baseline,bf16,fused_optimizer`. A stopped run goes on. Exits 1 where a promise is broken: at least
+Each job runs in a process of its own, with defaults: `tune()`, and `benchmark()` of
+`baseline,bf16,fused_optimizer`. A stopped run goes on. Exits 1 if a promise is broken: at least
 half of the seconds without compiling are timed steps of rounds; checks take at most the time of 10
 baseline steps and 3 for each variant; the memory beyond the model's own is at most one copy of its
 state for each variant that races at once, the baseline too, one for the user's, and the memory of
-loaded libraries. Peak memory is Linux's.
+loaded libraries. Needs Linux, for the peak memory.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds import clock
 
 COMPARED = "baseline,bf16,fused_optimizer"
-# Libraries that a first comparison and a compiled step load have about LIBRARIES_BYTES.
+# A first comparison and a compiled step load libraries of about LIBRARIES_BYTES.
 TIMED, CHECKS, CHECKS_EACH, LIBRARIES_BYTES = 0.5, 10, 3, 500e6
 
 
@@ -53,15 +53,15 @@ def measured(model: str, job: str) -> Row:
 
 
 def child(model: str, job: str) -> Row:
-    """Measure one, after the compiler, the rates of this machine's engines and the optimizer's
-    state are there.
+    """Measure one job, after loading the compiler, measuring this machine's engines and making
+    the optimizer's state.
     """
     load_all()
     torch.manual_seed(0)
     work = MODELS[model]()
     step_s = min(clock.timed(work.run, torch.device("cpu")) for _ in range(3))
     state = [one for held in work.optimizer.state.values() for one in held.values()]
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before_bytes = _peak_bytes()
     with noted() as shares:
         if job == "tune":

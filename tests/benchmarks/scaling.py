@@ -1,12 +1,12 @@
-"""The predicted efficiency of ddp, fsdp2 and hybrid on up to 1,024 GPUs: docs/scaling.md's table.
+"""Predict the efficiency of ddp, fsdp2 and hybrid on up to 1,024 GPUs, for docs/scaling.md.
 
-`python tests/benchmarks/scaling.py [--tokens 8192]` computes it from the figures below; it measures
-nothing. Efficiency is a step's computing divided by computing and exposed communication.
+`python tests/benchmarks/scaling.py [--tokens 8192]` computes it from assumed rates and measures
+nothing. Efficiency is a step's compute time divided by compute plus exposed communication time.
 
 `--links 2 4` instead measures all-reduces of 1 KiB to 64 MiB between that many processes, with gloo
-on loopback or NCCL between the GPUs here. It fits, by least squares of the relative error, those of
-a ring of p processes: seconds = 2 (p - 1) · (alpha + bytes / p · beta), and prints alpha, the
-bandwidth 1 / beta, and each size with its fit.
+on loopback or NCCL between the GPUs here. By least squares of the relative error it fits a ring of
+p processes: seconds = 2 (p - 1) · (alpha + bytes / p · beta). It prints alpha, the bandwidth
+1 / beta, and each size with its fit.
 """
 
 import json
@@ -27,20 +27,20 @@ from _program import plain_parser
 from _tables import markdown
 from _timing import DEVICE, timed
 
-# Assumed, per GPU and direction: the rates that collectives reach of 450 GB/s (NVLink 4) and of
-# 400 Gbit/s (one InfiniBand NDR card for each GPU), and the time of a hop.
+# Assumed, per GPU and direction: the rates that collectives reach, out of 450 GB/s (NVLink 4) and
+# 400 Gbit/s (one InfiniBand NDR card for each GPU), and the seconds of a hop.
 NVLINK_S, NVLINK_BETA = 3e-6, 1 / 300e9
 FABRIC_S, FABRIC_BETA = 10e-6, 1 / 40e9
 ON_HOST = 8
-FLOPS = 400e12  # reached, of 989e12 for bf16 on an H100
+FLOPS = 400e12  # reached, out of 989e12 for bf16 on an H100
 MEMORY_BYTES, SHARE = 80e9, 0.5  # as `distributed` decides
 BUCKET_BYTES = 25 * 2**20  # DDP's own
-STATE_BYTES, WIRE_BYTES = 16, 4  # of a parameter: kept, and sent (float32)
+STATE_BYTES, WIRE_BYTES = 16, 4  # per parameter: kept, and sent (float32)
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """`hosts` of up to eight GPUs each."""
+    """Cluster of hosts with up to eight GPUs each."""
 
     gpus: int
 
@@ -72,7 +72,7 @@ class Cluster:
 
 
 def ddp_s(cluster: Cluster, parameters: float, layers: int, compute_s: float) -> float:
-    """Return exposed seconds: communication after the backward pass, at least the last bucket."""
+    """Return exposed seconds: communication beyond the backward pass, at least the last bucket."""
     size = parameters * WIRE_BYTES
     buckets = ceil(size / BUCKET_BYTES)
     each = cluster.all_reduce(size / buckets)
@@ -82,9 +82,9 @@ def ddp_s(cluster: Cluster, parameters: float, layers: int, compute_s: float) ->
 def sharded_s(
     parts: Cluster, hosts: int, parameters: float, layers: int, compute_s: float
 ) -> float:
-    """Return exposed seconds of two gathers and a reduce-scatter a block, over `parts`.
+    """Return exposed seconds of two gathers and a reduce-scatter per block, over `parts`.
 
-    With `hosts` above 1 each part is all-reduced over as many copies, too.
+    With `hosts` above 1, each part is also all-reduced over that many copies.
     """
     size = parameters * WIRE_BYTES / layers
     gather = parts.ring(size)
@@ -95,7 +95,7 @@ def sharded_s(
 
 
 def efficiency(strategy: str, gpus: int, parameters: float, layers: int, tokens: int) -> str:
-    """Return it in percent; a dash where the training state does not fit, or it makes no sense."""
+    """Return the percentage; a dash if the training state does not fit or hybrid has one host."""
     cluster = Cluster(gpus)
     compute_s = 6 * parameters * tokens / FLOPS
     parts = {"ddp": 1, "fsdp2": gpus, "hybrid": cluster.on_host}[strategy]
@@ -118,9 +118,9 @@ REPEATS = (5, 200)
 
 
 def measured() -> dict[int, float]:
-    """Return the median seconds of an all-reduce by its bytes, the slowest rank's; a rank runs it.
+    """Run as a rank; return the slowest rank's median seconds of an all-reduce, by its bytes.
 
-    All ranks meet before each, so that none waits inside the time of another.
+    A barrier before each keeps the wait for other ranks out of the time.
     """
     device = torch.device(DEVICE)
     found = {}
@@ -164,7 +164,7 @@ def report(processes: int) -> None:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Join the ranks of torchrun in the block, each on its GPU."""
+    """Join torchrun's process group during the block, each rank on its own GPU, if any."""
     dist.init_process_group()
     if torch.cuda.is_available():
         torch.cuda.set_device(dist.get_node_local_rank())

@@ -1,11 +1,10 @@
-"""The split of `profile()` compared with the same loops, timed by hand.
+"""Compare the parts of a step by `profile()` with the same loops, timed by hand.
 
-Six loops: bound by the loader, by synchronizations, by Python, by computing, one that asks for
-every row, and a policy that is rolled out. Each is profiled unchanged; before and after that the
-same loop is run with a stopwatch of its own around every part.
-Prints each part's share by both, and how many times as long a profiled call takes as a plain one,
-by whose time the step is told. Exits 1 where a share is off by more than OFF, or the parts do not
-sum to the step.
+Six loops: bound by the loader, by synchronizations, by Python, by computing, one that reads every
+row with `.item()`, and a policy that is rolled out. Each is profiled unchanged; before and after
+that, the same loop runs with a stopwatch around every part.
+Prints each part's share by both, and how many times as long a profiled call takes as a plain one.
+Exits 1 if a share is off by more than 5 percentage points, or the parts do not sum to the step.
 """
 
 import sys
@@ -34,7 +33,7 @@ from speedkit_jupyter.extras.profile.profile import PARTS
 
 OFF = 0.05
 HAND = ("data", "host to device", "forward", "backward", "optimizer", "synchronizations")
-# Calls by hand.
+# The number of calls that are timed by hand.
 CALLS = 30
 ROWS = torch.randn(256, 10, generator=torch.Generator().manual_seed(0))
 
@@ -45,7 +44,7 @@ Stopwatch = Callable[[str], Any]
 class Loop:
     """`run(part)` makes some steps; `part("forward")` surrounds a part that is timed by hand.
 
-    A loop that waits too often for stopwatches has its `waits` in the rest by hand.
+    Without `waits`, a loop waits too often for stopwatches: by hand, its waits are in the rest.
     """
 
     model: nn.Module
@@ -180,7 +179,7 @@ def main() -> int:
             model=loop.model, optimizer=loop.optimizer, budget_s=options.budget,
         )  # fmt: skip
         calls = [*before, *by_hand(loop)]
-        # The median: other programs run for a moment in some of the calls.
+        # The median, because other programs slow down some of the calls.
         hand = {part: median(call[part] for call in calls) for part in calls[0]}
         shares = {part: found.share(part) for part in PARTS}
         cells = [f"{share:.1%} ({hand.get(part, 0):.1%})" for part, share in shares.items()]

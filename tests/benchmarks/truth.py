@@ -1,12 +1,12 @@
-"""How often a benchmark tells the truth: ours, and three usual ways, side by side.
+"""Measure how often a benchmark tells the truth: `benchmark()` and three usual ways, side by side.
 
 One small recurrent network over a sequence of 100 is compared with itself (A/A), and with itself
 over sequences that are 1, 2, 5, 10 and 20 % longer, by four protocols in one run: `benchmark()`;
 two `%timeit` averages; two medians of torch.utils.benchmark's Timer; two plain loops. A protocol
-"cries" where it says that the second is faster or slower; for the three that give only a number
-that is a difference of more than 1 %, the band in which `benchmark()` says "same".
-A cycle takes about a minute; a stopped run goes on. `busy` keeps both cores busy in bursts with
-other processes. Exits 1 where a promise is broken.
+"cries" if it says that the second is faster or slower. For the three that give only a number, that
+is a difference of more than 1 %, the band in which `benchmark()` says "same".
+A cycle takes about a minute; a stopped run goes on. `--load busy` runs two other processes in
+bursts. Exits 1 if a promise is broken.
 """
 
 import random
@@ -45,13 +45,13 @@ def main() -> int:
     return exit_code(broken(found))
 
 
-# One cycle: every protocol on every pair, in an order of its own.
+# One cycle: protocols and planted slow-downs in shuffled order.
 
 
 def cycle(number: int) -> Row:
-    """Run A/A eight times by `benchmark()`, and 2 % and 5 %, which have promises, twice.
+    """Run `benchmark()` eight times on A/A, twice on 2 % and 5 %, which have promises, else once.
 
-    The other protocols run too in every fourth cycle.
+    The other protocols also run in every fourth cycle.
     """
     jobs = [("speedbench", planted) for planted in (*PLANTED, *[0] * 7, 2, 5)]
     if number % 4 == 0:
@@ -77,7 +77,7 @@ def by_number(seconds: Callable[[Callable[[], None]], float], planted: int) -> R
 
 
 class Recurrent(nn.Module):
-    """One layer, as often as the sequence is long: (N, 32) to (N, 32)."""
+    """One layer that is called once for each element of a sequence: (N, 32) to (N, 32)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ def _cells(protocol: str, planted: int, found: list[Row]) -> list[str]:
             f"{pairs:.0f}", f"{rounds_s:.1f} s", f"{all_s:.1f} s"]  # fmt: skip
 
 
-# Which words about which planted slow-downs break a promise where more than this share say them.
+# The planted slow-downs, the wrong words about them, and the share of runs that may say these.
 PROMISES = {
     "A/A cries": ((0,), ("faster", "slower"), 0.05),
     "a wrong sign": (PLANTED[1:], ("faster",), 0.005),
@@ -174,7 +174,7 @@ PROMISES = {
 
 
 def broken(found: list[Row]) -> list[str]:
-    """Return the promises that the runs rule out: they lie outside of the binomial interval."""
+    """Return the broken promises: the whole binomial interval is above the promised share."""
     problems = []
     for name, (planted, words, most) in PROMISES.items():
         ours = (one for one in found if one["protocol"] == "speedbench")

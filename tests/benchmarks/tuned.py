@@ -1,7 +1,7 @@
-"""The plan of `tune()`, with its defaults and nothing learned before, on the device at hand, and
-of a search in sixty lines of plain torch, both interleaved with the plain model.
+"""Time the plans of `tune()` and of a search in sixty lines of torch next to the plain model.
 
-NAME is a workload of `_workloads.py`; by default the ones large enough for a GPU.
+`tune()` has its defaults and nothing learned before. NAME is a workload of `_workloads.py`; by
+default all that are large enough for a GPU.
 """
 
 import sys

@@ -19,14 +19,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-# For each answer: the machine may be busy.
+# The timeout of each answer; the machine may be busy.
 LONG_MS = 120_000
 HINT = "no Chromium: `apt-get install chromium` (Debian), or have chromium or google-chrome on PATH"
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--force-color-profile=srgb",
 ]  # fmt: skip
-# Each is a folder of the tests' own.
+# Variables that name folders. The tests set each to a folder of their own.
 FOLDERS = (
     "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR",
     "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "SPEEDKIT_DATA",
@@ -40,7 +40,7 @@ KERNELSPEC = {"name": "python3", "display_name": "Python 3", "language": "python
 
 @dataclass
 class Lab:
-    """A running server; notebooks lie in `root`."""
+    """A running server, with notebooks in `root`."""
 
     root: Path
     address: str
@@ -49,7 +49,7 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """JupyterLab with settings, data and workspaces of its own."""
+    """Start JupyterLab with its own settings, data and workspaces."""
     root, state = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("state")
     settings = state / "JUPYTERLAB_SETTINGS_DIR/@jupyterlab/apputils-extension"
     news = settings / "notification.jupyterlab-settings"
@@ -80,14 +80,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                 time.sleep(0.1)
         yield Lab(root, address, token)
     finally:
-        # Not asked to stop: it would wait for each of its kernels.
+        # Kill the server, which would wait for each of its kernels if asked to stop.
         for one in (*psutil.Process(process.pid).children(recursive=True), process):
-            with suppress(psutil.NoSuchProcess):  # it ends by itself meanwhile
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 one.kill()
         process.wait()
 
 
-@pytest.fixture(scope="module")  # an event loop runs as long; pages share what they have loaded
+@pytest.fixture(scope="module")  # its event loop runs as long; pages share a cache
 def chromium() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     found = next(filter(None, map(shutil.which, NAMES)), None)
@@ -101,8 +101,8 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Any]]:
-    """`open_notebook(*cells)` writes a notebook, opens it, runs all, and gives the page."""
-    import nbformat  # seconds, for whoever only collects these tests
+    """Return a function that writes, opens and runs a notebook of `cells`, and returns its page."""
+    import nbformat  # takes seconds, even if tests are only collected
 
     pages = []
 

@@ -40,7 +40,7 @@ def state():
 
 before = state()
 """
-# So many parameters for so few samples that a fused optimizer pays on any machine.
+# With many parameters and few samples, a fused optimizer is faster on any machine.
 WIDE = """
 model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(),
                       nn.Linear(1024, 10))
@@ -50,12 +50,12 @@ x, y = torch.rand(16, 256), torch.randint(10, (16,))
 PANEL = "from speedkit_jupyter import Panel\npanel = Panel(model, step={}, budget_s={})\npanel"
 PICTURE = Path(__file__).parents[2] / "notebooks/images/panel.png"
 LONG_MS = 120_000  # the machine may be busy
-RESULT = re.compile(r"\d+ rounds?[;)]")  # of a headline, whether or not there is an interval
+RESULT = re.compile(r"\d+ rounds?[;)]")  # in a headline with or without an interval
 SECOND_ROUND = re.compile(r"round ([2-9]|\d\d)")
 
 
 class Page:
-    """The page with its panel, and cells that ask the kernel."""
+    """A page with a panel, and a method `ask` that runs cells in its kernel."""
 
     def __init__(self, page: Any) -> None:
         from playwright.sync_api import expect
@@ -66,11 +66,11 @@ class Page:
         expect(self.panel).to_be_visible()
 
     def button(self, name: str) -> Any:
-        """A button of the panel, by its accessible name (which begins with the icon)."""
+        """Return a button of the panel by its accessible name, which begins with the icon."""
         return self.panel.get_by_role("button", name=re.compile(rf"\W*{name}$"))
 
     def option(self, label: str, word: str) -> Any:
-        """A word of a control, by the control's label."""
+        """Return the button for a word of the control with this label."""
         found, has = self.panel.locator(".widget-toggle-buttons"), self.page.get_by_text
         row = found.filter(has=has(label, exact=True))
         return row.get_by_role("button", name=word, exact=True)
@@ -100,7 +100,7 @@ class Page:
 
 @pytest.fixture
 def opened(open_notebook):
-    """`opened()` is a page with a panel; `long` for measurements that go on and on."""
+    """Return a function that opens a page with a panel; with `long`, it measures for minutes."""
 
     def go(long: bool = False, width: int = 1200) -> Page:
         panel = PANEL.format("slow_step", 600) if long else PANEL.format("train_step", 4)
@@ -172,7 +172,7 @@ def test_a_magic_is_followed_and_the_keyboard_works(opened):
 
 @pytest.mark.thorough
 def test_the_picture_in_the_readme_is_of_this_panel(open_notebook):
-    """Write it anew, so that it shows what the panel looks like now."""
+    """Write the picture anew, so that it shows the panel as it is now."""
     cell = f"import os\nos.environ.pop('SPEEDKIT_HARDWARE')\n{SETUP}{WIDE}"
     page = Page(open_notebook(cell, PANEL.format("train_step", 15), width=1250, height=1200))
     page.page.evaluate("() => { jupyterapp.commands.execute('application:toggle-left-area') }")
@@ -185,7 +185,7 @@ def test_the_picture_in_the_readme_is_of_this_panel(open_notebook):
 
 
 MAGIC = "%speedkit panel model --step train_step"
-# The reasons' column, and whether each control's buttons stand in one line; None until it is drawn.
+# Widths of the panel and of its reasons, and counts of wrapped and cut elements, once it is drawn.
 LOOKS = """() => {
   const panel = document.querySelector('.speedkit-panel');
   const tables = [...panel.querySelectorAll('table')];
@@ -203,7 +203,7 @@ LOOKS = """() => {
 
 
 def settled(page, width):
-    """How the panel looks once it has followed a window that was widened, and moves no more."""
+    """Wait until the panel is wider than `width` and stays still; return the values of LOOKS."""
     wider = f"width => {{ const found = ({LOOKS})(); return found && found.panel > width; }}"
     page.wait_for_function(wider, arg=width)
     looks = None

@@ -22,9 +22,9 @@ every = pytest.mark.parametrize("optimization", CATALOG, ids=lambda one: one.nam
 
 
 def here(optimization) -> tuple:
-    """A network that it does something for, its optimizers, and a value that does."""
+    """Return a network and optimizers that the entry changes, and a value that does so, or None."""
     plain, (model, optimizer) = Hardware.from_json("cpu"), network()
-    for predicts, optimizers in ((False, [optimizer]), (True, [])):  # that trains; that predicts
+    for predicts, optimizers in ((False, [optimizer]), (True, [])):  # training, then inference
         model.train(not predicts)
         facts = Facts.read(model, optimizers)
         for value in values(optimization):
@@ -40,7 +40,7 @@ def is_here(optimization) -> bool:
 
 
 def network() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A convolution, batch norm, GELU, a linear layer and two blocks, with a stepped optimizer."""
+    """Return a CNN with batch norm, GELU, a linear layer, two blocks, and a stepped optimizer."""
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)) for _ in range(2)]
     layers = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(36, 3)]
@@ -188,7 +188,7 @@ def test_entries_of_extras_are_in_front_of_the_entries_that_they_name():
     assert all(names.index(one.name) < names.index(one.before) for one in added)
 
 
-# Entries that need private names of torch: missing ones are named.
+# An entry that needs a private name of torch is declined with this name if torch lacks it.
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_gradients_and_optimizer_state_have_the_layout_of_their_weight(fused, ha
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, eps=1e-3, fused=fused)
     config = SpeedConfig(channels_last=True, fused_optimizer=False, precision="fp32")
     weight = model[0].weight
-    for _ in range(2):  # the second plan finds a state
+    for _ in range(2):  # the second plan finds an existing state
         with apply_speedups(model, config, optimizer=optimizer if handed_over else None)[1]:
             model(torch.rand(2, 3, 5, 5)).pow(2).mean().backward()
             optimizer.step()

@@ -152,7 +152,7 @@ def test_models_share_no_knowledge_of_changing_sizes():
 
 
 class Force(Own):
-    """Returns the gradient of a potential, through which gradients flow."""
+    """Returns the gradient of a potential, which can itself be differentiated."""
 
     def forward(self, x):
         x = x.detach().requires_grad_()

@@ -29,7 +29,7 @@ def net(device="cpu") -> nn.Module:
 
 
 def trained(model, context, x, until: str) -> list[float]:
-    """Train until the plan says this; return the losses."""
+    """Train until the plan's reason contains `until`; return the losses."""
     optimizer, losses = torch.optim.SGD(model.parameters(), 0.01), []
     end_s = time.monotonic() + MOST_S
     while not losses or until not in context.plan["compile"].reason:
@@ -91,7 +91,7 @@ def test_what_cannot_be_sent_is_compiled_in_the_loop():
 
 
 def sleeps(process: psutil.Process) -> bool:
-    """Whether it is the one of these tests, and none that has just ended."""
+    """Return whether this is a process that these tests started and that still runs."""
     with contextlib.suppress(psutil.Error):
         return ASLEEP in process.cmdline()
     return False

@@ -1,4 +1,4 @@
-"""compile with `scope: blocks`. The backend `eager` shares and guards code as Inductor's does."""
+"""compile with `scope: blocks`. The backend `eager` shares and guards code as Inductor does."""
 
 import copy
 import itertools
@@ -20,7 +20,7 @@ BLOCKS = {"enabled": True, "scope": "blocks", "backend": "eager"}
 
 
 class Block(nn.Module):
-    """A residual layer with a number of its own, and a way to fail."""
+    """Residual layer with a number; if `breaks` is set, it has a graph break."""
 
     def __init__(self, number=0.0):
         super().__init__()
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 class Numbered(Block):
-    """Each computes with its own number, so none is like another."""
+    """Block that computes with its number, so that each one differs."""
 
     def forward(self, x):
         return super().forward(x) * (1 + self.number)
@@ -60,7 +60,7 @@ MAKES = {
     "sequences": lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU()),
 }
 X = torch.ones(2, 3)
-# In a newer torch a call of torch.compile has a limit of its own, and bound methods share code.
+# In newer torch each call of torch.compile has its own limit, and bound methods share code.
 HAS_LIMITS = "recompile_limit" in signature(torch.compile).parameters
 
 
@@ -156,7 +156,7 @@ def test_its_code_compiles_the_same_blocks_in_place(form, kind):
     lines = text[begin:].split("\n\n")[0]
     keys, plain = list(model.state_dict()), model(X)
     exec(lines, {"model": model, "torch": torch})
-    # Some versions without limits of their own share the graphs of torch's classes, too.
+    # Some versions without such limits also share the graphs of torch's classes.
     assert 1 <= graphs_of(lambda: model(X)) <= (1 if HAS_LIMITS or kind == "the user's" else 4)
     assert torch.allclose(model(X), plain, atol=1e-6)
     assert list(model.state_dict()) == keys
@@ -208,7 +208,7 @@ class Residual(nn.Module):
 
 
 class Decoding(nn.Module):
-    """Two attentions of one class inside, which are none of its model's blocks."""
+    """Block with two attentions of one class, which are not repeated blocks of a model."""
 
     def __init__(self):
         super().__init__()
@@ -229,7 +229,7 @@ class Convolving(nn.Module):
 
 
 def stages():
-    """A residual network: stages that are sequences, of units that widen."""
+    """Return a residual network: a sequence of stages, each a sequence of units."""
     return nn.Sequential(*[
         nn.Sequential(Convolving(a, b), *[Convolving(b, b) for _ in range(number - 1)])
         for a, b, number in ((4, 8, 3), (8, 16, 2), (16, 32, 3))
@@ -246,7 +246,7 @@ def numbered(begin, number):
 
 
 def several(number, *makes):
-    """A sequence of so many sequences of these layers."""
+    """Return a sequence of `number` sequences of these layers."""
     return nn.Sequential(*[nn.Sequential(*[make() for make in makes]) for _ in range(number)])
 
 

@@ -1,4 +1,4 @@
-"""cuda_graphs: recorded calls, and calls that run as usual; on a CPU a substitute records."""
+"""cuda_graphs: recorded calls, and calls that run as usual; on CPUs a stand-in records."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def test_the_code_is_torchs_own_function(hardware):
 
 
 def in_the_same_memory(call, samples, allow_unused_input):
-    """Return a function like torch's: each call overwrites the same results and gradients."""
+    """Stand in for torch's recording: each call overwrites the same results and gradients."""
     assert is_recording()
     keys = list(call(*samples))
     results = {key: one.detach().clone() for key, one in call(*samples).items()}
@@ -60,7 +60,7 @@ def fails(*args, **more):
 
 
 class Net(nn.Module):
-    """A batch norm, which counts, dropout, which draws, and an unused weight; two results."""
+    """Model with batch norm, dropout, an unused weight and two results."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ class Swapping(Net):
 
 
 def trained(on):
-    """Return the tensors that a loop leaves, with summed gradients, kept results, two modes."""
+    """Train in both modes with accumulated gradients; return results, gradients and the state."""
     torch.manual_seed(0)
     model, kept = Net(), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=0.1)

@@ -1,4 +1,4 @@
-"""device: the device of the model. Moving itself is tested in tests/device."""
+"""device: the device of the model. Moving a model is tested in tests/device."""
 
 import re
 

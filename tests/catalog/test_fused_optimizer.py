@@ -85,7 +85,7 @@ def test_an_optimizer_stays_fused_when_a_state_is_loaded():
     optimizer.step()
 
 
-# Of saved states, to the place and the type of each value.
+# Compares saved states exactly, with the device and the type of each value.
 assert_same = partial(torch.testing.assert_close, rtol=0, atol=0)
 
 
@@ -130,7 +130,7 @@ def test_a_state_that_an_optimizer_of_later_saves_is_as_without_a_plan():
 
 
 def parts():
-    """An embedding with sparse gradients, its optimizer, and one of the dense rest."""
+    """Return a model with a sparse embedding, the embedding's optimizer, and the dense layer's."""
     model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2))
     sparse = torch.optim.SparseAdam(list(model[0].parameters()))
     return model, sparse, torch.optim.AdamW(model[1].parameters())

@@ -23,11 +23,11 @@ def with_rates(rates: GemmRates | None) -> Hardware:
 
 @pytest.fixture
 def by_onednn(monkeypatch) -> list[torch.Size]:
-    """The shapes of products that oneDNN computes from now on."""
+    """Return a list that collects the shapes of the products that oneDNN computes."""
     product, shapes = torch_private.linear_by_onednn(), []
 
     def counted(x, weight, *more):
-        # In pieces it would be multiplied by a reference kernel, over 200 times as slow.
+        # A strided weight would get oneDNN's reference kernel, over 200 times as slow.
         assert weight.is_contiguous() or weight.t().is_contiguous()
         shapes.append(x.shape)
         return product(x, weight, *more)
@@ -38,7 +38,7 @@ def by_onednn(monkeypatch) -> list[torch.Size]:
 
 @pytest.fixture
 def onednn(monkeypatch):
-    """In force for every size, so that small tests test it."""
+    """Put oneDNN in force for products of every size, so that small ones test it."""
     monkeypatch.setattr(gemm_rates, "LEAST_PRODUCT", 1)
     gemm_rates.use(gemm_rates.ONEDNN)
     yield

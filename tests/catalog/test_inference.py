@@ -16,7 +16,7 @@ ASKED = SpeedConfig(inference=True).alone()
 
 
 def network() -> nn.Module:
-    """A convolution and a batch norm in eval mode, with statistics of their own."""
+    """Return a convolution and a batch norm in eval mode, with running statistics."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     model(torch.randn(4, *IMAGES[1:]))
@@ -33,7 +33,7 @@ def test_calls_record_nothing_and_give_the_same():
     plain, before = model(x), surface(model)
     with apply_speedups(model, ASKED)[1] as context:
         assert context.plan["inference"].active
-        for _ in range(3):  # the first ones are recorded
+        for _ in range(3):  # the first calls still record
             assert torch.equal(model(x), plain)
         assert model.records is False
     assert surface(model) == before
@@ -69,7 +69,7 @@ def test_results_that_enter_a_loss_give_the_gradients_of_the_plain_model():
 
 
 class Other(nn.Module):
-    """Returns more than one result, of a kind; may keep one."""
+    """Returns several results in a dict or an object; with `keeps`, one that it also stores."""
 
     def __init__(self, kind="dict", keeps=False):
         super().__init__()

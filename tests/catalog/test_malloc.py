@@ -34,7 +34,7 @@ def test_large_tensors_come_from_the_system_once_and_go_back_when_the_plan_is_re
     with apply_speedups(model, SpeedConfig(malloc=True).alone())[1] as context:
         assert context.plan["malloc"].active
         assert flags.snapshot()["malloc.keep"]
-        # Small tensors between large ones take some of the first places.
+        # Small tensors may first take places of freed large ones, so the least counts.
         assert min(faulted_bytes() for _ in range(5)) < LARGE_BYTES
         held = psutil.Process().memory_info().rss
     assert not flags.snapshot()["malloc.keep"]

@@ -1,4 +1,4 @@
-"""A function of the user's as an entry of the catalog: added at run time, and like all others."""
+"""A user's function as an entry of the catalog: added at run time, it works like all others."""
 
 import copy
 import io
@@ -36,13 +36,13 @@ def by_hand(module: nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def added() -> Iterator[Callable[..., Any]]:
-    """Adds a function under NAME, and takes it out at the end."""
+    """Yield a function that registers another under NAME; remove that entry at the end."""
     yield lambda function=by_hand: optimization(NAME, replaces=nn.LayerNorm)(function)
     custom.forget(NAME)
 
 
 class Own(nn.LayerNorm):
-    """With another `forward`, which no function for LayerNorm replaces."""
+    """LayerNorm with its own `forward`, which a function for LayerNorm does not replace."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return 2 * super().forward(x)

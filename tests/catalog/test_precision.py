@@ -1,4 +1,4 @@
-"""precision: the model's own calls run under autocast, and give float32."""
+"""precision: the model's own calls run under autocast and return float32."""
 
 import copy
 import dataclasses
@@ -16,7 +16,7 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Net(nn.Module):
-    """A model with a method next to `forward`, that notes the dtype of its products."""
+    """Model with a second method, `encode`, which notes the dtype of its product."""
 
     def __init__(self):
         super().__init__()
@@ -191,7 +191,7 @@ def test_dynamo_follows_the_plan_that_is_in_force():
 
 
 class Adapted(nn.Module):
-    """A frozen layer that is large enough to be cast once, with a trained path next to it."""
+    """Frozen layer, large enough that its cast weight is kept, next to a trained layer."""
 
     def __init__(self):
         super().__init__()

@@ -34,7 +34,7 @@ def test_the_context_holds_where_another_plan_is_in_force():
     _, first = apply_speedups(kept, SpeedConfig(sdpa="math"))
     first_tag = torch.compiler.config.cache_key_tag
     assert "sdpa:math" in first_tag
-    torch.backends.cuda.enable_flash_sdp(True)  # somebody else's wish
+    torch.backends.cuda.enable_flash_sdp(True)  # as other code may set it
     with sdp_context(first):
         assert not torch.backends.cuda.flash_sdp_enabled()
     assert torch.backends.cuda.flash_sdp_enabled()

@@ -1,4 +1,4 @@
-"""threads: intra-op threads."""
+"""threads: the number of intra-op threads."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_a_number_is_obeyed_and_put_back(two_threads):
 
 @pytest.mark.parametrize(
     ("step_s", "parameters", "cores", "offered"), [(0.002, 10_000_000, 4, (4, 2, 1)),
-    (0.05, 1_000, 4, (4, 2, 1)),  # of many tiny operations
+    (0.05, 1_000, 4, (4, 2, 1)),  # long because of many tiny operations
     (0.05, 10_000_000, 4, (4, 2)), (0.05, 10_000_000, 2, (2,)), (0.05, 10_000_000, 1, (1,))],
 )  # fmt: skip
 def test_one_thread_is_not_tried_for_long_steps_of_large_models(step_s, parameters, cores, offered):

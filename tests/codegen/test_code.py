@@ -1,4 +1,4 @@
-"""A plan as code: what is written, and that it does without SpeedKit what SpeedKit does."""
+"""A plan as code: its text, and that it does without SpeedKit what the plan does."""
 
 import copy
 import itertools
@@ -21,7 +21,7 @@ every_machine = pytest.mark.parametrize("machine", MACHINES)
 
 
 def plans(machine: str):
-    """The auto plan, and every candidate of the catalog: with the rules, and alone."""
+    """Yield the auto plan, and plans for every candidate, with the rules and alone."""
     hardware = Hardware.from_json(machine)
     device = hardware.accelerators[0].kind if hardware.accelerators else "cpu"
     there = FACTS.moved(device)
@@ -41,7 +41,7 @@ def plans(machine: str):
 
 
 def written(one, form: str) -> str | None:
-    """The code, or None where the framework can't do it, which it must say in one line."""
+    """Return the code, or None if the form refuses the plan and points to `--as torch`."""
     try:
         return code(one, form)
     except SpeedKitError as error:
@@ -144,7 +144,7 @@ def test_an_optimizer_that_the_plan_leaves_alone_stays_the_users_own(form):
 
 
 class Mine(torch.optim.AdamW):
-    """A class of the user's, which only the user can make."""
+    """User's optimizer class, which generated code can't construct."""
 
 
 @pytest.mark.parametrize("kind", ["groups", "own class", "a part of the model"])

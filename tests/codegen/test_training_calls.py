@@ -1,4 +1,4 @@
-"""The loop that apply prints, and generated code, call every kind of model as it asks: they run."""
+"""The loop that apply prints and generated code call every kind of model with its own arguments."""
 
 import copy
 from collections import UserDict
@@ -16,7 +16,7 @@ from speedkit_jupyter.machines import flags
 
 
 class PreTrainedModel(nn.Module):
-    """By this name a model of transformers is known, whether that is installed or not."""
+    """Model that counts as one of transformers by its class name, even without the library."""
 
 
 def kind_of_model(forward, base: type = nn.Module) -> type:
@@ -38,7 +38,7 @@ def transformer(self, left=None, labels=None):
 
 
 class Wrapper(nn.Module):
-    """As DistributedDataParallel: passes everything on."""
+    """Passes all arguments on, as DistributedDataParallel does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Wrapper(nn.Module):
 
 
 class LightningModule(nn.Module):
-    """By this name a model of Lightning is known; its step calls a part of it, too."""
+    """Model that counts as Lightning's by its class name; its step also calls a part directly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def trained(model: nn.Module, held: dict, text: str, arguments: list) -> list:
 
 
 def in_three_ways(shape: Shape, optimizers: str, **config) -> list[list]:
-    """Train a plain loop under a plan, by the plan's code, and as it is; return the numbers."""
+    """Train a loop under a plan, the plan's code, and the loop alone; return the numbers."""
     arguments = [given()[one] for one in shape.given]
     arguments += [nn.functional.mse_loss] if shape.given[-1] == "y" else []
     models = [made(shape) for _ in range(3)]
@@ -147,7 +147,7 @@ def test_the_code_of_a_plan_computes_the_same_bits_as_the_plan(shape, optimizers
 
 
 class Attending(nn.Module):
-    """A convolution and an attention, which note torch's switches."""
+    """Convolution and attention, with a record of torch's flags in each call."""
 
     seen: list = []
 

@@ -1,4 +1,4 @@
-"""docs/contract.md: all is put back after an error in the step and after Ctrl-C, too."""
+"""docs/contract.md: everything is restored after an error in the step and after Ctrl-C."""
 
 import contextlib
 import signal
@@ -18,14 +18,14 @@ VARIANTS = ["baseline", "bf16", "channels_last+fused_optimizer"]
 )
 def test_an_error_and_ctrl_c_leave_everything_as_before(fail, at):
     training = Training()
-    calls, before = SimpleQueue(), training.state()  # the queue counts on: nothing puts it back
+    calls, before = SimpleQueue(), training.state()  # a measurement doesn't restore the queue
 
     def between():
         calls.put(0)
         if calls.qsize() == at:
             fail()
 
-    # The first calls are the user's own step: its error is raised. A variant's is in the result.
+    # An error in the first calls, the user's own step, is raised. A variant's is in the result.
     with contextlib.suppress(ZeroDivisionError, KeyboardInterrupt):
         benchmark(lambda: training.step(between), VARIANTS, budget_s=2)
     assert calls.qsize() >= at

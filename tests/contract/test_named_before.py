@@ -1,4 +1,4 @@
-"""docs/contract.md, "Named before the run": what can't be put back is a StateWarning."""
+"""docs/contract.md, "Named before the run": StateWarnings name what can't be put back."""
 
 import functools
 import os

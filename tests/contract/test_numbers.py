@@ -1,4 +1,4 @@
-"""Numbers: intervals hold at their level, busy rounds mislead none, budgets are kept."""
+"""docs/contract.md, "Numbers": intervals and verdicts, also on a busy machine, and budgets."""
 
 import math
 import random
@@ -22,7 +22,7 @@ STEP_S, RUNS = 0.01, 200
 
 
 class Drawn:
-    """A variant whose blocks take what a noisy machine would have them take; it runs nothing."""
+    """A variant that runs nothing; the times of its blocks are drawn as on a noisy machine."""
 
     def __init__(self, name: str, noise: Callable[[], float]) -> None:
         self.record, self.step_s, self.fastest_s, self.worst_s = Record(name), *[STEP_S] * 3
@@ -30,19 +30,19 @@ class Drawn:
 
 
 class Drawing(Sampler):
-    """The real sampler, whose blocks are drawn."""
+    """The real sampler, with drawn times of blocks."""
 
     def _block(self, runner: Any) -> tuple[float, float]:
         return STEP_S * runner.noise(), 0.0
 
 
 def called_other(variants: int, seed: int) -> list[str]:
-    """Those of some variants, none of which makes a difference, that a run calls so."""
+    """Return the names of the variants that a run calls faster or slower; all are equal."""
     order = random.Random(seed)
     speed, now_s = 1.0, 0.0
 
     def noise() -> float:
-        """Drift, and heavy tails; the clock goes on with it."""
+        """Return a factor with drift and heavy tails, and advance the clock by the block."""
         nonlocal speed, now_s
         speed *= math.exp(order.gauss(0, 0.02))
         tail = order.gauss(0, 1) / max(abs(order.gauss(0, 1)), 0.05)
@@ -83,7 +83,7 @@ def test_a_planted_difference_is_inside_the_interval_and_found():
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
 def test_other_work_beside_one_of_two_is_named_and_makes_none_of_them_faster(share):
     alone_s = [STEP_S * (1 + 0.01 * (at % 5)) for at in range(40)]
-    waited_s = [2 * STEP_S] * 40  # of the baseline alone: it looks three times as slow
+    waited_s = [2 * STEP_S] * 40  # only the baseline waits: it looks three times as slow
     held_up_s = [seconds + waited for seconds, waited in zip(alone_s, waited_s, strict=True)]
     few = 40 - int(40 * share)
     quiet = Record("baseline", held_up_s[few:] + alone_s[:few])
@@ -92,7 +92,7 @@ def test_other_work_beside_one_of_two_is_named_and_makes_none_of_them_faster(sha
     found = Comparison((quiet, plan), {}, 1.0)
     ratio = found.ratio(plan)
     assert ratio is not None
-    assert ratio.low <= 1 <= ratio.high  # what is true without the other work
+    assert ratio.low <= 1 <= ratio.high  # 1 is the ratio without the other work
     assert found.verdict(plan) != "faster"
     assert "other programs delayed" in found.busy
     fewer = Comparison((Record("baseline", alone_s[:few]), Record("plan", alone_s[:few])), {}, 1.0)

@@ -51,7 +51,7 @@ TRAIN = "loss = model(x).pow(2).mean(); loss.backward(); optimizer.step(); optim
 
 
 def picture(value: Any) -> Any:
-    """Return something that compares equal only where values, types, order and layout are equal."""
+    """Return an object that compares equal only if values, types, order and layout are equal."""
     if isinstance(value, torch.Tensor):
         kept = value.detach()
         dense = kept.to_dense() if kept.layout is not torch.strided else kept
@@ -65,7 +65,7 @@ def picture(value: Any) -> Any:
     return value if isinstance(value, int | float | str | bytes | bool | type(None)) else str(value)
 
 
-# The code before the step, what it does besides training, and an expression that must not change.
+# Code before the step, the step's code besides training, and an expression that must not change.
 CASES: dict[str, list[tuple[str, str, str]]] = {
     "tensors": [
         ("t = torch.zeros(3)", "t.add_(1)", "t"),
@@ -181,13 +181,13 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
 
 
 def measured(cases: list[tuple[str, str, str]]) -> Iterator[tuple[str, Any, Any]]:
-    """Measure one step that does all of `cases`; yield each with its probe before and after."""
+    """Measure one step that runs all `cases`; yield each with its probe before and after."""
     step_names: dict[str, Any] = {"__name__": "__main__"}
     exec(PRELUDE, step_names)
     each = []
     for index, (before, step, probe) in enumerate(cases):
         pair = []
-        for _ in ("before", "after"):  # one copy each: a probe may use up what it looks at
+        for _ in ("before", "after"):  # one copy each, as a probe may consume an iterator
             names: dict[str, Any] = {"__name__": "__main__"}
             exec(PRELUDE + before, names)
             assigned = sorted(set(compile(step, "", "exec").co_names) & {"n", "t", "a", "text"})
@@ -211,7 +211,7 @@ def measured(cases: list[tuple[str, str, str]]) -> Iterator[tuple[str, Any, Any]
 def test_what_a_step_changes_is_as_before(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPEED_TEST", raising=False)
-    monkeypatch.setitem(sys.modules, "made", None)  # one case makes it
+    monkeypatch.setitem(sys.modules, "made", None)  # one case creates the module
     for step, before, after in measured(CASES[line]):
         assert after == before, step
 

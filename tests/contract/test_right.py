@@ -1,4 +1,4 @@
-"""docs/contract.md, "Right": a variant that computes something else is seen, and never wins."""
+"""docs/contract.md, "Right": a variant that computes other values is found, and never wins."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from torch import nn
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.comparison import Comparison, Record
 
-# A plan that changes nothing for this net, so that a step can tell by it when to go wrong.
+# A plan that changes no result of this net. The step detects it, and goes wrong only then.
 PLAN = "sdpa:math"
 RIGHT, WRONG = ("exact", "rounding"), ("wrong", "not checked")
 
@@ -90,7 +90,7 @@ def test_the_tolerance_is_what_rounding_to_the_variants_precision_costs_this_ste
     (lowered, plain) = compared("outputs", f"baseline,bf16,{PLAN}").records[1:]
     assert lowered.accuracy
     assert plain.accuracy
-    # bf16 rounds 2**16 times as coarsely as float32: 3 % are told from either, in this net.
+    # bf16 rounds 2**16 times as coarsely as float32, so rounding explains a larger error.
     assert lowered.accuracy.explained_output > 100 * plain.accuracy.explained_output  # type: ignore[operator]
     assert verdict(lowered) == "rounding"
     assert lowered.accuracy.output_error < 10 * lowered.accuracy.explained_output  # type: ignore[operator]
@@ -102,7 +102,7 @@ def test_what_cannot_be_compared_is_not_checked_and_never_wins() -> None:
 
     def step() -> None:
         with torch.no_grad():
-            model.forward(x)  # no call that can be seen, and no result
+            model.forward(x)  # forward() runs no hooks, and the step has no result
 
     comparison = benchmark(step, f"baseline,{PLAN}", model=model, budget_s=0.2)
     record = comparison.records[1]

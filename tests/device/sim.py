@@ -1,4 +1,4 @@
-"""A device "sim" that computes on the CPU, as late as a GPU (sim.cpp): `pytest -p sim` has it."""
+"""Plugin `pytest -p sim`: a device "sim" on the CPU, asynchronous as a GPU is (sim.cpp)."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ torch.utils.rename_privateuse1_backend("sim")
 _environment = f"{crc32(torch.__file__.encode()):x}_{torch.__version__}"
 _built = Path(tempfile.gettempdir(), f"speedkit_sim_{os.getuid()}_{_environment}")
 _built.mkdir(exist_ok=True)
-(_built / "lock").unlink(missing_ok=True)  # of a killed run: torch would wait for it forever
+(_built / "lock").unlink(missing_ok=True)  # left by a killed run: torch would wait forever
 native: Any = cpp_extension.load(
     "speedkit_sim",
     [str(Path(__file__).with_suffix(".cpp"))],
@@ -38,7 +38,7 @@ def reset(kernel_s: float = 1e-6, limit: int = 2**30, nap: object = time.sleep) 
 
 native.set(time.sleep, 1e-6, 2**30)
 
-# torch and its users ask the module `torch.sim` for all that follows.
+# torch and its users look up the following names in the module `torch.sim`.
 Event, Stream = torch.Event, torch.Stream
 set_stream = torch.accelerator.set_stream
 current_stream = lambda device=None: torch.accelerator.current_stream(device)  # noqa: E731
@@ -62,7 +62,7 @@ torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
 
 
 class Graph(TorchDispatchMode):
-    """A CUDA graph in Python: it repeats operators, and writes to the results that it has seen."""
+    """A CUDA graph in Python: a replay repeats the operators and overwrites their first results."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -86,7 +86,7 @@ class Graph(TorchDispatchMode):
 
 @pytest.fixture
 def recorded_graphs(monkeypatch):
-    """Have this device record what CUDA graphs do, by `torch.cuda`'s functions."""
+    """Replace `torch.cuda`'s graph functions by ones that record graphs on this device."""
     from speedkit_jupyter.extras.kernels import graphs
 
     monkeypatch.setattr(graphs, "KIND", "sim")
@@ -97,7 +97,7 @@ def recorded_graphs(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
 
 
-# An entry of the table of devices, before anything is made of it.
+# Add the device to the table of devices before other modules use the table.
 devices.KINDS["sim"] = devices.Kind(
     "sim",
     lambda: [{"name": "Simulated", "memory_bytes": mem_get_info()[1], "bf16_reported": True}],

@@ -91,7 +91,7 @@ def test_auto_moves_model_gradients_and_optimizer_there_and_back(with_state):
     assert objects == [id(one) for one in made.tensors()]
     gradients = [one.grad for one in made.model.parameters() if with_state]
     assert {one.device.type for one in (*made.tensors(), *gradients)} == {"cpu"}
-    made.step()  # the plain optimizer goes on with the state that it got
+    made.step()  # the optimizer continues with the state it got back
 
 
 def test_a_model_that_does_not_fit_is_put_back_whole(sim):
@@ -112,7 +112,7 @@ def test_the_documented_loop_trains_at_every_precision(precision, make):
     plain |= dict.fromkeys(("fused_optimizer", "channels_last"), False)
     for config in (plain, {"precision": precision}):
         made = Training()
-        made.model[3].p = 0.0  # layouts draw other masks
+        made.model[3].p = 0.0  # other layouts draw other masks
         made.optimizer = make(made.model.parameters(), lr=3e-3)
         config = SpeedConfig(compile=False, **config)
         with apply_speedups(made.model, config, optimizer=made.optimizer)[1] as context:
@@ -138,7 +138,7 @@ def test_random_numbers_come_back_whether_the_kind_is_known_or_not(training, mon
     module = torch.get_device_module(KIND)
     before = module.get_rng_state()
     found = benchmark(training.step, "baseline", budget_s=0.5)
-    assert (f"{KIND}:0" in str(found)) == (not is_known)  # else by the name of its chip
+    assert (f"{KIND}:0" in str(found)) == (not is_known)  # a known kind has its chip's name
     assert torch.equal(module.get_rng_state(), before)
     sk.check(torch.relu, lambda x: x.clamp(0), lambda size: [torch.rand(size, device=KIND)])
     assert torch.equal(module.get_rng_state(), before)
@@ -146,7 +146,7 @@ def test_random_numbers_come_back_whether_the_kind_is_known_or_not(training, mon
 
 @pytest.fixture
 def late(sim, made_time):
-    """Kernels take KERNEL_S on the made clock, once somebody waits for them."""
+    """Make kernels take KERNEL_S on the simulated clock as soon as code waits for them."""
     sim.reset(KERNEL_S, nap=made_time.sleep)
     return made_time
 
@@ -268,7 +268,7 @@ def test_auto_reads_losses_after_the_device_has_computed_them(training, monkeypa
 def test_a_device_without_counters_is_measured_without_them(training, monkeypatch):
     module, where = torch.get_device_module(KIND), torch.device(KIND)
     assert batch_sizes.free_bytes(where) > 0
-    for name in ("mem_get_info", "max_memory_allocated"):  # as torch.mps
+    for name in ("mem_get_info", "max_memory_allocated"):  # torch.mps lacks both
         monkeypatch.delattr(module, name)
     assert batch_sizes.free_bytes(where) is None
     assert memory.needed(training.step, where, training.model.parameters()).peak_bytes is None

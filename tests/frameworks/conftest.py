@@ -1,4 +1,4 @@
-"""What the tests with real frameworks share: small models, and a look at everything they hold."""
+"""Fixtures for tests with real frameworks: a model, its data, and comparisons of objects."""
 
 import logging
 import random
@@ -16,7 +16,7 @@ PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.d
 
 @pytest.fixture(autouse=True)
 def as_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Frameworks are quiet and offline; Accelerate's settings, the process's, are reset."""
+    """Make frameworks quiet and offline; afterwards reset Accelerate's process-wide state."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     logging.disable(logging.WARNING)
     yield
@@ -46,7 +46,7 @@ def loader(batch) -> torch.utils.data.DataLoader:
 
 
 class Look:
-    """Everything that objects hold, by path: values, tensors bit for bit, and which objects."""
+    """Everything that objects hold, by path: values, copies of tensors, and object identities."""
 
     def __init__(self, *objects: Any) -> None:
         numbers = np.random.get_state()[1]
@@ -59,7 +59,7 @@ class Look:
             self._add(one, str(number))
 
     def changes(self, other: "Look") -> list[str]:
-        """Return the paths that are otherwise there."""
+        """Return the paths at which `other` differs."""
         paths = dict.fromkeys([*self.seen, *other.seen])
         return [path for path in paths if not _same(self.seen.get(path), other.seen.get(path))]
 
@@ -106,11 +106,11 @@ def _same(one: Any, other: Any) -> bool:
 
 @pytest.fixture
 def look() -> type[Look]:
-    """`look(objects...)` now, `before.changes(after)` later."""
+    """Return Look: `before = look(model)`, and later `before.changes(look(model))`."""
     return Look
 
 
 @pytest.fixture
 def variants() -> str:
-    """What a user of a framework would compare."""
+    """Return the variants that a framework's user would compare."""
     return "baseline,bf16,fused_optimizer,channels_last,threads:1"

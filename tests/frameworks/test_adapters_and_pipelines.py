@@ -1,4 +1,4 @@
-"""transformers, peft and diffusers under plans: the same files, hooks, adapters and tokens."""
+"""transformers, peft and diffusers under plans: the same files, hooks, adapters and results."""
 
 import hashlib
 from pathlib import Path

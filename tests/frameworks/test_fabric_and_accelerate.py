@@ -17,7 +17,7 @@ ALL = SpeedConfig.from_dict({"precision": "bf16", "channels_last": True, "fused_
 
 @dataclass
 class Work:
-    """What the framework made of the user's objects, and a step with them."""
+    """The user's objects as the framework prepared them, and a step that uses them."""
 
     framework: Any
     model: Any

@@ -38,7 +38,7 @@ def made(folder, **given):
     import transformers
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(reset_partial_state=True)  # it has the precision of one Trainer
+    AcceleratorState._reset_state(reset_partial_state=True)  # it keeps one Trainer's precision
 
     class Counting(transformers.TrainerCallback):
         steps = 0
@@ -83,7 +83,7 @@ def test_training_with_transformers_is_measured_and_put_back(trainer, look, trai
 
 @pytest.fixture(params=["automatic", "manual"])
 def lightning(request, net, loader):
-    """`fit()` with a new Trainer, and the module; two optimizers where they are stepped by hand."""
+    """Return a module and `fit()` with a new Trainer; a manual module has two optimizers."""
     import lightning
 
     class Average(lightning.Callback):
@@ -193,14 +193,14 @@ def test_arguments_are_tried_on_a_trainer_and_left_as_they_were(
     list(advisor.run())
     found = advisor.result()
     names = [one.name for one in found.records]
-    names = [one for one in names if one != "fused_optimizer"]  # not where an optimizer exists
+    names = [one for one in names if one != "fused_optimizer"]  # not tried if an optimizer exists
     assert names[:2] == ["baseline", "dataloader_num_workers=1"]
     assert names[2:] == ["per_device_train_batch_size=2,gradient_accumulation_steps=2"]
     assert found.records[-1].accuracy.gradient_error < 1e-9, found.records[-1]
     assert "wrong" not in [found.verdict(one) for one in found.records]
     assert before.changes(look(*objects)) == []
     assert (args, callbacks) == (vars(trainer.args), trainer.callback_handler.callbacks)
-    assert vars(trainer).keys() == own.keys()  # no optimizer, whose moments the next training had
+    assert vars(trainer).keys() == own.keys()  # no optimizer is left for the next training
     assert all(vars(trainer)[name] is one for name, one in own.items())
 
 
@@ -209,14 +209,14 @@ def test_other_batch_sizes_are_right_where_an_update_has_the_same_gradients(
     tmp_path, counts_tokens, verdict
 ):
     trainer = made(tmp_path, gradient_accumulation_steps=2)
-    trainer.model_accepts_loss_kwargs = counts_tokens  # otherwise a mean of the parts' means
+    trainer.model_accepts_loss_kwargs = counts_tokens  # else the loss is the mean of parts' means
     rows = [Sentences()[number] for number in range(16)]
     for number, row in enumerate(rows):
         row["labels"][: 1 + 5 * (number % 2)] = -100
     trainer.train_dataset = rows
     (larger,) = other_parts(trainer.args)
     assert [*larger.values()] == [8, 1]
-    torch.manual_seed(0)  # the Trainer draws its order from it
+    torch.manual_seed(0)  # the Trainer draws its order with it
     accuracy = same_update(trainer, larger, lambda: torch.manual_seed(0))
     assert accuracy.verdict == verdict, accuracy
     assert all(one.grad is None for one in trainer.model.parameters())

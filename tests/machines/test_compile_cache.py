@@ -1,4 +1,4 @@
-"""Compiled code: whose its folder is and how large it gets; kernels that are built in one run."""
+"""Compiled code: its folder's owner and size, and kernels that are built into one library."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ MODEL = nn.Linear(2, 2)
 
 @pytest.fixture
 def unset() -> Iterator[pytest.MonkeyPatch]:
-    """The user has chosen no folder."""
+    """Remove the user's choice of a folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(compile_cache.FOLDER, raising=False)
         compile_cache._warn_once.cache_clear()
@@ -180,7 +180,7 @@ REQUIRED = SpeedConfig(compile={"enabled": True, "required": True}).alone()
 
 
 def network() -> nn.Module:
-    """A network whose forward and backward pass have several kernels each."""
+    """Return a network whose forward and backward pass have several kernels each."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4), nn.Softmax(-1)
@@ -196,9 +196,9 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
 
 @pytest.fixture
 def libraries(tmp_path, monkeypatch):
-    """Says how many libraries of kernels were built."""
+    """Yield a function that counts the libraries of kernels built in this test."""
     monkeypatch.setenv(compile_cache.FOLDER, str(tmp_path))
-    torch_private.forget_builds()  # of other tests, which would not be built again
+    torch_private.forget_builds()  # of other tests, or the same kernels would not be built again
     yield lambda: len([*Path(tmp_path).rglob("*.main.so")])
     torch._dynamo.reset()
 

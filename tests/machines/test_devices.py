@@ -1,4 +1,4 @@
-"""The table of kinds of device: what follows from an entry."""
+"""The table of device kinds: what follows from an entry."""
 
 from types import SimpleNamespace
 
@@ -41,7 +41,7 @@ def test_a_cpu_is_no_kind_of_accelerator_and_never_awaited():
     devices.synchronize(torch.device("cpu"))
 
 
-# Those of CUDA are in test_recorded_answers.py.
+# The answers of torch's modules; CUDA's are in test_recorded_answers.py.
 ANSWERS = {
     "mps": {"recommended_max_memory": 2**34},
     "xpu": {

@@ -50,7 +50,7 @@ def outcome(reader: Callable[[], Any]) -> Any:
 
 
 def visible() -> dict[str, Any]:
-    """Return all that torch's own readers say, and torch itself below its attributes."""
+    """Return the values of torch's public getters, and of the internal ones below them."""
     keys = [(one, two) for one in ("cuda", "mkldnn") for two in ("all", "matmul", "conv", "rnn")]
     return {
         **{str(key): torch._C._get_fp32_precision_getter(*key) for key in keys},
@@ -64,7 +64,7 @@ pytestmark = pytest.mark.usefixtures("changing_flags")
 
 
 def fresh() -> None:
-    """The same start for every example: hypothesis runs many of them in one test."""
+    """Reset all settings, because hypothesis runs many examples in one test."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = True
     run([(way, "none") for way in ("torch.backends", "cudnn", "cuda.matmul", "mkldnn.matmul")])
@@ -111,7 +111,7 @@ assert conv.fp32_precision == follows, "reading or restoring cut the inheritance
 
 @pytest.mark.slow
 def test_a_new_process_keeps_its_default_for_convolutions() -> None:
-    # A value that can't be written again, so it takes a process in which nothing was written.
+    # The default can't be written back, so the test needs a process in which nothing was set.
     run = [sys.executable, "-W", "ignore", "-c", IN_A_NEW_PROCESS]
     done = subprocess.run(run, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

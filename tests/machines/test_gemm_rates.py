@@ -6,7 +6,7 @@ from speedkit_jupyter import Hardware
 from speedkit_jupyter.machines import gemm_rates
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 
-MEASURE = gemm_rates._measure  # other tests get one that takes no time
+MEASURE = gemm_rates._measure  # other tests get an instant stand-in
 
 
 def test_it_is_measured_once_and_kept_unless_the_machine_was_busy(monkeypatch):

@@ -1,4 +1,4 @@
-"""A plain IPython shell for each test, and real kernels for what needs one."""
+"""A plain IPython shell for each test, and a real kernel for tests that need one."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-# An older IPython colours word by word, on any terminal.
+# Matches color codes, which older IPython puts around every word on any terminal.
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 SETUP = """
@@ -30,20 +30,20 @@ def _shell() -> Any:
 
 
 class Shell:
-    """Runs cells and gives back what they showed."""
+    """Runs cells and returns their output."""
 
     def __init__(self, ip: Any) -> None:
         self.ip = ip
         self.names: dict[str, Any] = ip.user_ns
 
     def run(self, source: str) -> str:
-        """Standard output and plain-text displays of a cell that must succeed."""
+        """Run a cell that must succeed; return its standard output and plain-text displays."""
         result, shown = self._run(source)
         assert result.success, (result.error_before_exec, result.error_in_exec)
         return shown
 
     def fails(self, source: str) -> BaseException:
-        """The error of a cell that must fail."""
+        """Run a cell that must fail; return its error."""
         result, _ = self._run(source)
         assert not result.success
         error: BaseException = result.error_in_exec or result.error_before_exec
@@ -60,7 +60,7 @@ class Shell:
 
 @pytest.fixture
 def plain_shell(_shell: Any) -> Iterator[Shell]:
-    """A shell without the extension; a test's names go with it."""
+    """Yield a shell without the extension, and delete the test's names at the end."""
     found = set(_shell.user_ns)
     yield Shell(_shell)
     for name in set(_shell.user_ns) - found:
@@ -69,7 +69,7 @@ def plain_shell(_shell: Any) -> Iterator[Shell]:
 
 @pytest.fixture
 def loaded_shell(plain_shell: Shell) -> Iterator[Shell]:
-    """A shell with the extension, and no model."""
+    """Yield a shell with the extension, and no model."""
     plain_shell.ip.run_line_magic("load_ext", "speedkit_jupyter")
     yield plain_shell
     plain_shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
@@ -77,21 +77,21 @@ def loaded_shell(plain_shell: Shell) -> Iterator[Shell]:
 
 @pytest.fixture
 def shell(loaded_shell: Shell) -> Shell:
-    """A shell with the extension loaded; the session's model, optimizer, loss and batch."""
+    """Return a shell with the extension, and with a model, optimizer, loss and batch."""
     loaded_shell.run(SETUP)
     return loaded_shell
 
 
 @pytest.fixture
 def seen(shell: Shell) -> Callable[[], list[Any]]:
-    """All that cells gave to `seen.put`: no list, which a measurement puts back."""
+    """Return a function that empties the cells' queue `seen`; measurements don't restore queues."""
     queue = shell.names["seen"] = SimpleQueue[Any]()
     return lambda: [queue.get_nowait() for _ in range(queue.qsize())]
 
 
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A real kernel: `kernel(source)` gives its reply and what it showed."""
+    """Yield a real kernel; `kernel(source)` runs a cell and returns its reply and output."""
     from jupyter_client.manager import start_new_kernel
 
     env = {**os.environ, "SPEEDKIT_DATA": str(tmp_path_factory.mktemp("kernel"))}
@@ -108,7 +108,7 @@ class Kernel:
         self.manager, self._client = manager, client
 
     def __call__(self, source: str, timeout: float = 120) -> dict[str, Any]:
-        """Run a cell; `status`, its `number`, `text` (streams and displays) and `traceback`."""
+        """Run a cell; return its `status`, `number`, `ename`, `text` (output) and `traceback`."""
         self.start(source)
         return self.finish(timeout)
 
@@ -116,16 +116,16 @@ class Kernel:
         """Begin a cell without waiting for it."""
         self._shown: list[str] = []
         self._traceback: list[str] = []
-        # An older kernel drops what comes right after an error.
+        # With stop_on_error, an older kernel drops the next request after an error.
         self._id = self._client.execute(source, store_history=store_history, stop_on_error=False)
 
     def wait_for(self, *texts: str, timeout: float = 120) -> None:
-        """Until the running cell has shown one of `texts`."""
+        """Wait until the running cell has shown one of `texts`."""
         while not any(text in "".join(self._shown) for text in texts):
             assert self._next(timeout), f"the cell ended before it showed {texts}: {self._shown}"
 
     def finish(self, timeout: float = 120) -> dict[str, Any]:
-        """Until the running cell has ended."""
+        """Wait until the running cell has ended; return its reply and output."""
         while self._next(timeout):
             pass
         reply = self._client.get_shell_msg(timeout=timeout)

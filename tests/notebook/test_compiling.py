@@ -1,4 +1,4 @@
-"""What is said about torch.compile after a cell, with the line and the remedy; training goes on."""
+"""Messages about torch.compile after a cell, with the line and the remedy; training goes on."""
 
 import re
 import sys
@@ -40,7 +40,7 @@ PLAN = "%speedkit apply model --compile true --compile-backend eager --compile-d
 
 @pytest.fixture
 def cells(loaded_shell, monkeypatch):
-    """A shell with a network, nothing compiled and nothing said yet."""
+    """Yield a shell with a network, nothing compiled, and an empty record of compilations."""
     torch._dynamo.reset()
     monkeypatch.setitem(sys.modules, "__main__", loaded_shell.ip.user_module)  # as in a kernel
     monkeypatch.setenv("COLUMNS", "500")
@@ -49,7 +49,7 @@ def cells(loaded_shell, monkeypatch):
     session_record().frames = session_record().graphs = 0
     session_record().findings.clear()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, of the same
+        warnings.simplefilter("ignore")  # torch's own warnings of the same
         loaded_shell.run(SETUP)
         yield loaded_shell
     torch._dynamo.reset()

@@ -14,7 +14,7 @@ from speedkit_jupyter.report.verdicts import PAGES
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGE_FILES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-# Measurements get a second: their results are not looked at.
+# Measurements get a second, because no test reads their results.
 BUDGETS = (
     (re.compile(r"\btune=True"), "tune=True, budget_s=1"),
     (re.compile(r"\b500\b"), "50"),
@@ -123,7 +123,7 @@ def test_other_text_has_no_link(site, text):
 
 
 def test_only_the_packages_metadata_name_addresses_of_the_project():
-    """Links follow from `[project.urls]`, so that none leads to a page that does not exist."""
+    """Allow addresses in `[project.urls]` only, so that no link leads to a missing page."""
     project = re.compile(r"https?://[\w./-]*speedkit[\w-]*[./]")
     files = [path for path in ROOT.glob("*.*") if path.is_file() and path.name != "pyproject.toml"]
     for folder in ("docs", "notebooks", "configs", "speedkit_jupyter", ".github"):

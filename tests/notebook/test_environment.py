@@ -1,4 +1,4 @@
-"""Variables of the environment: a wrong one is one line that says what is allowed; verbosity."""
+"""Environment variables: a wrong value gives one line with the allowed values; verbosity."""
 
 import logging
 import re

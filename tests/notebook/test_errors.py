@@ -1,4 +1,4 @@
-"""A wrong line gets one line: `errors.txt`, which `--regenerate-plans` writes anew."""
+"""A wrong line gets a line as its answer: see `errors.txt`, which `--regenerate-plans` rewrites."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from IPython.core.error import UsageError
 
 FILE = Path(__file__).with_name("errors.txt")
-# A line of a cell ends with this in the file.
+# Separates the lines of a cell in the file.
 END = " ⏎ "
 LONG = 100
 NOTEBOOK = """
@@ -44,7 +44,7 @@ def answer(shell, line: str) -> str:
     error = result.error_in_exec or result.error_before_exec
     assert isinstance(error, UsageError), (line, error)
     assert len(str(error).splitlines()) == 1
-    text = str(error)  # of a long list, as of the catalog, the beginning is enough
+    text = str(error)  # of a long answer, such as a list, the beginning is enough
     return text if len(text) <= LONG else f"{text[:LONG]}…"
 
 

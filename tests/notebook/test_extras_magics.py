@@ -43,7 +43,7 @@ def epoch():
 """
 
 
-# A clock on which both calls take the same time would refute the remedy.
+# On the made clock both calls take the same time, which would refute the remedy.
 @pytest.mark.real_time
 @pytest.mark.smoke
 def test_what_is_slow_stands_with_evidence_and_is_tried_by_its_number_or_its_rule(shell):
@@ -73,7 +73,7 @@ def test_what_was_not_found_cant_be_tried(shell):
         error = shell.fails(f"%speedkit advise --try {wanted}")
         assert isinstance(error, UsageError)
         assert f"there is no {wanted}: 1 or " in str(error)
-    # Of another step it looks for what is slow first.
+    # For another step, advise first looks for slow parts.
     shell.run("def other():\n    step()")
     error = shell.fails("%speedkit advise --step other --try padding --budget 1")
     assert "there is no padding: 1 or " in str(error)
@@ -116,7 +116,7 @@ def test_a_loader_is_measured_with_the_step_and_given_back_as_a_loader(shell, st
 )
 def test_batch_sizes_are_in_a_table_and_change_nothing(shell, line):
     shell.run(LOADER)
-    if not line:  # the last cell goes through its loader
+    if not line:  # without options, batches come from the last cell's loader
         shell.run("%%speedbench -n1 -r1\nepoch()")
     before = values(shell)
     shown = shell.run(f"%speedkit batch {line} --range 4:32 --budget 1 -v sizes")
@@ -216,7 +216,7 @@ def off():
 
 
 def keep(number: int = 1) -> None:
-    """Keep searches of another device, whose second kernel is the fastest for narrow products."""
+    """Store searches of another device, where the second kernel is faster for the smallest ones."""
     for index in range(number):
         m, n, k = 64 * (index + 1), 512, 256
         inputs = Input((m, k), (k, 1), "float32"), Input((k, n), (n, 1), "float32")

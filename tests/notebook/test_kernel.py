@@ -1,4 +1,4 @@
-"""Behaviour that only a real kernel shows: the stop button, tracebacks, progress, displays."""
+"""Behavior that only a real kernel shows: the stop button, tracebacks, progress, displays."""
 
 import re
 import time
@@ -62,7 +62,7 @@ def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready
     ready.interrupt()
     interrupted = ready.finish()
 
-    assert interrupted["ename"] in ("KeyboardInterrupt", ""), interrupted  # "": it had ended
+    assert interrupted["ename"] in ("KeyboardInterrupt", ""), interrupted  # "" if it ended first
     again = ready("out = model(x); print(ctx.notes, not model._compiled_call_impl.code.failed)")
     ready("cache.__exit__(None, None, None)")
     assert "{} True\n" in again["text"], again
@@ -125,7 +125,7 @@ COMMANDS = {
 
 @pytest.fixture
 def before(kernel) -> str:
-    """The widgets and figures that there are before a step is measured."""
+    """Return the state of widgets and figures before a step is measured."""
     assert kernel(WIDGETS)["status"] == "ok"
     return kernel("state()")["text"]
 

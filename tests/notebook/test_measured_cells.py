@@ -64,7 +64,7 @@ def test_a_measured_cell_prints_and_logs_once(shell, monkeypatch):
     monkeypatch.setattr(sys, "stdout", shown)
     monkeypatch.setattr(sys, "stderr", shown)
     logger = logging.getLogger("of_a_library")
-    handler = logging.StreamHandler()  # with the stream of this moment, as libraries make theirs
+    handler = logging.StreamHandler()  # holds the current stream, as handlers of libraries do
     monkeypatch.setattr(logger, "handlers", [handler])
     monkeypatch.setattr(logger, "propagate", False)
     shell.ip.user_ns["logger"] = logger

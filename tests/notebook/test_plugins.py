@@ -52,7 +52,7 @@ def test_the_core_imports_and_measures_where_no_extra_is(tmp_path):
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Another package's plug-in: a subcommand, a mode of `%%speedbench`, and shells it began in."""
+    """Register a plug-in with a subcommand and a `%%speedbench` mode; yield its list of shells."""
 
     @options.command("greets", options.RESULT)
     def greet(names, session, arguments):

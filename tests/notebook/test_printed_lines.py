@@ -18,18 +18,18 @@ PACKAGE = Path(speedkit_jupyter.__file__).parent
 ROOT = PACKAGE.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# A whole command is in backticks, or on a line of its own; in prose it ends somewhere.
+# A whole command is in backticks or on its own line; in prose only its first words are checked.
 QUOTED = re.compile(r"(?<!`)`(%%?speed(?:kit|bench)\b[^`\n]*)`(?!`)")
 OWN_LINE = re.compile(r"^(?:In:)?\s*(%%?speed(?:kit|bench)\b[^`\n]*)$", re.MULTILINE)
 PROSE = re.compile(r"%speedkit (?P<command>[a-z]+)|%%speedbench (?P<options>(?:--[a-z-]+ ?)+)")
 OWN = re.compile(r'@optimization\("(\w+)"')
-# What an f-string fills in.
+# Stands for a value in an f-string.
 HOLE = "1"
 FOR = {"NUMBER": "1", "N": "2", "TIMES": "2", "FORM": "torch", "ACTION": "show", "TOPIC": "apply"}
 
 
 def parsed(line: str) -> None:
-    """Parse a whole line as the magic does; raises UsageError."""
+    """Parse a whole line as the magic does; raise UsageError if it is wrong."""
     words = [FOR.get(word, word) for word in without_comment(line).split(" ")]
     magic, _, rest = " ".join(words).partition(" ")
     if magic.endswith("speedbench"):
@@ -44,7 +44,7 @@ def check(text: str, where: str, around: str = "") -> int:
     # An error begins with the command and a colon; a synopsis has brackets; a table has columns.
     lines = [*QUOTED.findall(text), *(line.partition(": ")[0] for line in OWN_LINE.findall(text))]
     apart = re.compile(rf"\||\[[a-z-]|--{HOLE}|(help|bench) {HOLE}|takes no more|bench  ")
-    own = OWN.findall(around or text)  # options that the text itself makes
+    own = OWN.findall(around or text)  # options that the text itself registers
     whole = [re.sub(rf" --({'|'.join(own)}) \w+", "", line) if own else line for line in lines]
     whole = [line for line in whole if not apart.search(line)]
     for line in whole:
@@ -62,7 +62,7 @@ def check(text: str, where: str, around: str = "") -> int:
 
 
 def strings(path: Path) -> Iterator[str]:
-    """The texts in a source file but for docstrings; what an f-string fills in is HOLE."""
+    """Yield the strings of a source file except docstrings, with HOLE for values in f-strings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     nodes = list(ast.walk(tree))
     apart = [part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values]

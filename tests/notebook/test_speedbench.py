@@ -12,7 +12,7 @@ STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimize
 
 
 def bench(line: str, cell: str = STEP) -> str:
-    """A comparison, of baseline and auto where the line names no others."""
+    """Return a cell that compares baseline and auto, or the plans that the line names."""
     names = "" if "--compare" in line else "--compare baseline,auto "
     return f"%%speedbench {names}{line}\n{cell}"
 

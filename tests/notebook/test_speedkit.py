@@ -126,7 +126,7 @@ def test_tab_completes(shell, line, expected):
      ("%speedkit apply --", "--optimizer"), ("for x in y:\n    %speedkit apply mod", "model")],
 )  # fmt: skip
 def test_tab_offers_our_words_first_and_alone(shell, line, first):
-    """As a front end asks: with Jedi's names, which once hid the options behind 200 others."""
+    """Complete as a front end does, with Jedi's names, which must not hide the options."""
     from IPython.core import completer
 
     if not hasattr(completer, "context_matcher"):

@@ -12,12 +12,12 @@ pytestmark = pytest.mark.real_time
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """No other process holds anything up, unless a test says so."""
+    """Report no delay by other processes, unless a test sets one."""
     monkeypatch.setattr(Interruptions, "seconds", lambda self, wall_s: 0.0)
 
 
 def timed(shell, line: str, cell: str) -> Timing:
-    """The object that `-o` gives, nothing displayed."""
+    """Time a cell without a display; return the object that `-v` names."""
     shell.run(f"%%speedbench -q -v timing {line}\n{cell}")
     return shell.names.pop("timing")
 

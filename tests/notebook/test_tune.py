@@ -1,4 +1,4 @@
-"""%%speedbench --tune as a user types it, and what every view says of what it has found."""
+"""%%speedbench --tune as a user types it, and what every view says about the plan it found."""
 
 import re
 
@@ -48,7 +48,7 @@ def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(timed):
 
 
 def learned(shell, models=("model",)):
-    """A plan as an earlier session would have left it."""
+    """Store a plan as an earlier session would have stored it."""
     held = [shell.names[word] for word in models]
     task = learning.Task("Sequential", ("8x1x8x8 float32",), trains=True)
     made = plan(facts=Facts.read(held[0]))

@@ -1,4 +1,4 @@
-"""An error of the user's own code looks as it would without the magic, with one line of ours."""
+"""An error in the user's code looks as it does without the magic, plus one line from SpeedKit."""
 
 import re
 import traceback
@@ -44,7 +44,7 @@ WAYS = ("", "--compare baseline,bf16 --budget 0.1", "--tune --fresh --budget 0.1
 
 
 def frames(error):
-    """Of the user's own code and of libraries; torch's calls of modules differ where hooks are."""
+    """Return the lines of user's and library frames, without module calls, which hooks change."""
     every = traceback.extract_tb(error.__traceback__)
     start = next(i for i, one in enumerate(every) if "site-packages/IPython" not in one.filename)
     ours = [i for i, one in enumerate(every) if "speedkit_jupyter" in one.filename]
@@ -115,12 +115,12 @@ UNDER = (
     "%%speedbench --compare baseline,bf16 --budget 0.1 --model model -q",
     "%%speedbench --tune --fresh --budget 0.1 --model model",
 )
-# As IPython of today and of then calls a cell.
+# How newer and older IPython name a cell.
 CELL = r"(?:Cell In\[{0}\], line|<ipython-input-{0}-[0-9a-f]+> in)"
 
 
 def arrows(shown, number):
-    """What arrows point at in the frames of the cell of this number: a line's number and text."""
+    """Return the number and text of each line that an arrow marks in frames of this cell."""
     found, inside = set(), False
     for line in shown.splitlines():
         if re.match(r"(Cell In|<ipython-input-|File |/|~|\S+Error)", line):

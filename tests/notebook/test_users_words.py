@@ -1,4 +1,4 @@
-"""The user's own names in every magic: of models, optimizers, contexts, steps and their holders."""
+"""The user's own names in every magic: for models, optimizers, contexts, steps and containers."""
 
 import warnings
 from collections import namedtuple
@@ -163,7 +163,7 @@ PARTS = ["pipe.unet", "pipe.heads['a']"]
 
 @pytest.fixture
 def held(shell):
-    """The shell with a pipeline of two models."""
+    """Return the shell with a pipeline of two models."""
     shell.run(SETUP)
     return shell
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("trusted")
 
 @pytest.fixture
 def names() -> Iterator[Any]:
-    """The notebook's names, as attributes: model, optimizer, x, y and a train_step."""
+    """Yield the notebook's names as attributes: model, optimizer, x, y and a train_step."""
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
     space = SimpleNamespace(model=model, optimizer=torch.optim.AdamW(model.parameters()))
     space.x, space.y = torch.rand(8, 1, 8, 8), torch.randint(10, (8,))
@@ -49,7 +49,7 @@ def names() -> Iterator[Any]:
 
 @pytest.fixture
 def every_round_drawn(names: Any, monkeypatch: pytest.MonkeyPatch, made_time: MadeTime) -> None:
-    """A measurement that goes on to the end of its budget, and a panel that shows all of it."""
+    """Make steps noisy, so that a measurement uses its whole budget, and draw every round."""
     monkeypatch.setattr(panels, "INTERVAL_S", 0.0)
     step = names.train_step
 
@@ -229,7 +229,7 @@ def test_without_a_step_measure_says_what_to_do(names, step, told):
 
 
 def drain(panel: Panel, button: str, cell: Any = None) -> int:
-    """Click, and run the event loop until the measurement has ended; the turns there were."""
+    """Click, run the event loop until the measurement has ended, and return the loop's turns."""
     turns = 0
 
     async def main() -> None:
@@ -271,7 +271,7 @@ def test_stop_ends_a_long_measurement_with_the_results_so_far(names):
     panel = Panel(names.model, step=names.train_step, budget_s=600)
 
     def cell(turn: int) -> None:
-        if re.search(r"round ([2-9]|\d\d)", panel.status.value):  # one is over
+        if re.search(r"round ([2-9]|\d\d)", panel.status.value):  # a round is over
             panel.buttons["Stop"].click()
 
     drain(panel, "Measure", cell)

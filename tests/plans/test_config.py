@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def problems(path: Path, text: str) -> tuple[str, ...]:
-    """The problems of a file with this text, without the file's folder."""
+    """Return the problems of a file with this text, without the path of its folder."""
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         SpeedConfig.from_yaml(path)
@@ -188,7 +188,7 @@ def auto() -> str:
 
 
 def test_auto_has_every_option_with_its_words(request):
-    """`--regenerate-plans` writes it anew."""
+    """Compare auto.yaml with the catalog; `--regenerate-plans` rewrites the file."""
     if request.config.getoption("--regenerate-plans"):
         (CONFIGS / "auto.yaml").write_text(auto(), encoding="utf-8")
     assert (CONFIGS / "auto.yaml").read_text(encoding="utf-8") == auto()

@@ -1,4 +1,4 @@
-"""docs/contract.md, "Plans": applied, interrupted or restored in any order, all is as found."""
+"""Plans applied, interrupted or restored in any order leave all as found: docs/contract.md."""
 
 import copy
 import gc
@@ -48,7 +48,7 @@ MODELS = {
     "lstm": (lambda: Recurrent(6, 5, batch_first=True), (2, 3, 6)),
     "transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (2, 4, 8)),
 }
-# A large eps: without it Adam makes whole steps of gradients that are nothing but rounding.
+# A large eps, without which Adam makes whole steps of gradients that are only rounding errors.
 OPTIMIZERS = {
     "AdamW": lambda p: torch.optim.AdamW(p, 0.01, eps=1e-3),
     "fused AdamW": lambda p: torch.optim.AdamW(p, 0.01, eps=1e-3, fused=True),
@@ -72,7 +72,7 @@ EXACT = st.fixed_dictionaries({"precision": st.just("fp32")}, optional=SAME)
 
 
 def build(model: str, optimizer: str) -> tuple[nn.Module, Any, torch.Tensor]:
-    """A model with an optimizer and a batch, always from the same seed."""
+    """Return a model with an optimizer and a batch, always from the same seed."""
     torch.manual_seed(0)
     make, shape = MODELS[model]
     network = make()
@@ -94,7 +94,7 @@ def train(network: nn.Module, optimizer: Any, x: torch.Tensor, context: Any = No
         optimizer.step()
 
 
-# A plan on the model or on a part of it; a step of training; which plan is restored.
+# A move applies a plan to the model or a part of it, trains a step, or restores a plan.
 MOVES = st.lists(
     st.tuples(CONFIGS, st.booleans(), st.booleans()) | st.just("train") | st.integers(0, 9),
     min_size=1,
@@ -116,7 +116,7 @@ def test_plans_restored_in_any_order_leave_everything_as_found(model, optimizer,
     contexts = []
     for move in moves:
         if move == "train":
-            if optimizer != "LBFGS":  # torch's takes no gradients in another layout
+            if optimizer != "LBFGS":  # torch's LBFGS takes no gradients in another layout
                 train(network, its_optimizer, x)
         elif isinstance(move, tuple):
             config, on_a_part, handed_over = move
@@ -263,7 +263,7 @@ CONFIG = SpeedConfig(sdpa="math", channels_last=True).alone()
 
 
 class Interrupt:
-    """Sends Ctrl-C at the given event of our files."""
+    """Trace function that sends Ctrl-C at the given trace event in SpeedKit's files."""
 
     def __init__(self, at: int) -> None:
         self.at, self.events = at, 0
@@ -291,7 +291,7 @@ WORKS = {
 
 
 def run(work, model, sender) -> bool:
-    """Return whether the signal has ended it."""
+    """Run `work` with `sender` as trace function; return whether the signal has ended it."""
     try:
         sys.settrace(sender)
         work(model)

@@ -1,4 +1,4 @@
-"""Reports as text and HTML: units, tables, lines that stay open, rows while it runs."""
+"""Reports as text and HTML: units, tables, folded lines, and rows during a measurement."""
 
 import math
 import re

@@ -41,7 +41,7 @@ def test_the_recompile_limit_is_noticed():
 
 
 def test_a_round_in_which_something_is_compiled_is_left_out():
-    calls = SimpleQueue()  # which no measurement puts back
+    calls = SimpleQueue()  # measurements don't restore queues
     double = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
     network = nn.Linear(4, 4)
 

@@ -1,6 +1,6 @@
 """A step that feeds a model its own tokens: one argmax that rounding moves changes all later ones.
 
-The two best tokens after CLOSE differ by less than bf16 holds, so bf16 takes the other one.
+The logits of two tokens after CLOSE differ by less than bf16 resolves, so it takes the other one.
 """
 
 import pytest
@@ -15,7 +15,7 @@ CLOSE, TOKENS, BEGIN = 5, 16, 2
 
 
 class NextToken(nn.Module):
-    """Tokens (N, T) to logits (N, 16) by the last token; `spoils` them while bf16 is in force."""
+    """Logits (N, 16) of the last of tokens (N, T); with `spoils`, flipped under bf16."""
 
     def __init__(self, spoils: bool = False) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def test_a_failure_of_mixed_dtypes_names_the_next_step():
 
 
 class OwnMask(NextToken):
-    """While bf16 is in force: another mask, as with a plan's own cache, and `times` the logits."""
+    """Under bf16, gets another mask, as with a plan's own cache, and returns `times` the logits."""
 
     def __init__(self, times: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Plans that compute the same as the user's step are never called wrong; what is odd is said."""
+"""Plans that compute the same as the user's step are never called wrong; oddities are reported."""
 
 import weakref
 from queue import SimpleQueue
@@ -30,7 +30,7 @@ def test_fused_adam_is_right_however_many_steps_a_cell_makes(kind, batches):
 
 
 def adversarial():
-    """Two steps of the critic, one of the generator, whose first bias has a gradient of zero."""
+    """Return a GAN's step and its generator, whose first bias has a gradient of zero in theory."""
     generator = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16))
     critic = nn.Sequential(nn.Linear(16, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
     models, x = {"G": generator, "D": critic}, torch.randn(32, 16)
@@ -57,7 +57,7 @@ def test_a_fault_is_told_by_the_names_of_the_code():
 
 
 def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout():
-    """Half of the batch pulls one way, half the other: kernels leave different rests of zero."""
+    """Cancel the gradients of half of the batch by the rest: kernels leave different remainders."""
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU6(),
         nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False), nn.BatchNorm2d(16), nn.SiLU(),
@@ -136,10 +136,10 @@ def test_that_dropout_was_off_in_the_check_is_said():
 
 def test_a_failed_variant_keeps_nothing_of_its_step_alive():
     model = nn.Linear(16, 16)
-    held: SimpleQueue = SimpleQueue()  # no list: what a step appends is taken back
+    held: SimpleQueue = SimpleQueue()  # measurements don't restore queues
 
     class Large:
-        """Stands for a tensor in a frame of the failing step."""
+        """Stand-in for a large tensor in a frame of the failing step."""
 
     def step():
         large = Large()

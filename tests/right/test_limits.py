@@ -1,4 +1,4 @@
-"""Memory, operations and the machine's own limit; profilers of the user's own."""
+"""Peak memory and state of a step, also while a profiler of the user's own runs."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Wrong plans are seen, and right ones not accused; tests/benchmarks/planted.py tries all."""
+"""Wrong plans are found, and right ones pass; tests/benchmarks/planted.py runs all cases."""
 
 from queue import SimpleQueue
 
@@ -25,7 +25,7 @@ def test_a_planted_fault_does_not_win(case):
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("case", HONEST, ids=str)
 def test_an_honest_net_is_not_called_wrong(case):
-    pytest.importorskip("transformers")  # most of the nets are its
+    pytest.importorskip("transformers")  # some of the nets come from it
     rows = list(judged(case))
     assert rows
     assert all(row["ok"] for row in rows), rows
@@ -33,7 +33,7 @@ def test_an_honest_net_is_not_called_wrong(case):
 
 def test_what_computes_something_else_each_time_is_not_checked():
     model = nn.Linear(8, 8)
-    calls: SimpleQueue[int] = SimpleQueue()  # no counter: that is put back
+    calls: SimpleQueue[int] = SimpleQueue()  # measurements don't restore queues
 
     def step():
         calls.put(1)
@@ -45,7 +45,7 @@ def test_what_computes_something_else_each_time_is_not_checked():
 
 
 class Reordered(nn.Linear):
-    """Adds up in another order where there are two threads, as kernels may."""
+    """Linear layer whose order of summation depends on the number of threads, as in kernels."""
 
     def __init__(self, *sizes, only_float32=False):
         super().__init__(*sizes)
@@ -66,7 +66,7 @@ def test_gradients_that_are_rounding_noise_do_not_decide(scales, only_float32):
     first = Reordered(16, 32, only_float32=only_float32)
     model = nn.Sequential(first, nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
     with torch.no_grad():
-        model[1].weight.mul_(1e-2)  # BatchNorm makes the noise as much larger
+        model[1].weight.mul_(1e-2)  # BatchNorm enlarges the noise by the inverse
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", enabled=bool(scales))
     x, y = torch.randn(32, 16), torch.randn(32, 4)

@@ -1,4 +1,4 @@
-"""The reference in float64 and the control: what can be taken there, and what is put back."""
+"""The reference in float64 and the control run: which steps they support, and what is restored."""
 
 import warnings
 from typing import Any
@@ -14,7 +14,7 @@ from speedkit_jupyter.right.reference import in_float64, rounded
 
 
 class Off(torch.autograd.Function):
-    """Its gradient is off by a factor: a wrong plan."""
+    """Identity whose gradient is off by a factor, as under a wrong plan."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
@@ -27,7 +27,7 @@ class Off(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    """Whose gradients are off by a factor wherever autocast is on."""
+    """Net whose first layer's gradients are off by a factor while autocast is on."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Net(nn.Module):
         return self.second(Off.apply(hidden, factor))
 
 
-# What is trained beside the model.
+# Parameters that the step trains in addition to the model's.
 FREE = {
     "in the optimizer": lambda: nn.Parameter(torch.tensor(1.0)),
     "in bf16": lambda: nn.Parameter(torch.tensor(1.0, dtype=torch.bfloat16)),
@@ -48,7 +48,7 @@ FREE = {
 
 
 def judged(kind: str, factor: float) -> str:
-    """The verdict on bf16; nothing of ours has warned, and all is put back."""
+    """Return the verdict on bf16; check that nothing warns and that everything is restored."""
     torch.manual_seed(0)
     net, free = Net(factor), FREE[kind]()
     held = [*net.parameters(), free]
@@ -118,7 +118,7 @@ def test_data_in_float32_meets_every_layer(layer):
     "speedkit_tests::attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def attention(x: torch.Tensor, dropout_p: float = 0.0) -> torch.Tensor:
-    """A kernel of its own, which may draw."""
+    """Copy the input, as a custom kernel that may draw random numbers."""
     return x.clone()
 
 

@@ -112,7 +112,7 @@ def test_a_plan_that_keeps_its_first_result_is_wrong_where_the_step_draws(monkey
     assert found.records[1].accuracy.verdict == "wrong"
 
 
-prototypes = pytest.mark.filterwarnings("ignore")  # torch calls many layouts so
+prototypes = pytest.mark.filterwarnings("ignore")  # torch warns that layouts are prototypes
 WITH_VALUES = {
     "strided": lambda x: x,
     "coo": torch.Tensor.to_sparse,

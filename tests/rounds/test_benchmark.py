@@ -1,4 +1,4 @@
-"""The engine: what happens between the first block and the last."""
+"""The benchmark engine: what happens between the first block and the last."""
 
 from queue import SimpleQueue
 from typing import Any
@@ -26,7 +26,7 @@ def convolutions() -> tuple[nn.Module, torch.Tensor]:
 def test_in_every_block_optimizer_state_and_gradients_lie_like_their_weights(trained_before):
     network, x = convolutions()
     optimizer = torch.optim.AdamW(network.parameters(), fused=True)
-    seen: SimpleQueue[Any] = SimpleQueue()  # no list: what a step appends is taken back
+    seen: SimpleQueue[Any] = SimpleQueue()  # measurements don't restore queues
 
     def step() -> None:
         for p in network.parameters():
@@ -53,7 +53,7 @@ def small() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
 
 def test_a_variant_whose_scaler_skips_every_step_fails():
     network, optimizer, x = small()
-    # Finite in float32, beyond every float16.
+    # Finite in float32, too large for float16.
     step = training_step(optimizer, lambda: (network(x) * 1e20).sum())
     names = "baseline,fp16,sdpa:math"
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=1)
@@ -72,7 +72,7 @@ def test_a_round_in_which_the_scaler_skips_does_not_count(made_time):
         halved = is_lowered(network)
         if halved:
             calls.put(1)
-            made_time.sleep(made_time.perf_counter() * 7919 % 0.02)  # noise, so that it goes on
+            made_time.sleep(made_time.perf_counter() * 7919 % 0.02)  # noise keeps the rounds going
         overflows = halved and calls.qsize() % 9 == 0
         return (network(x) * (1e30 if overflows else 1.0)).sum()
 
@@ -87,7 +87,7 @@ def test_a_round_in_which_the_scaler_skips_does_not_count(made_time):
 @pytest.mark.parametrize("unsteady", ["baseline", "bf16"])
 def test_a_step_that_gets_slower_with_each_call_makes_no_plan_faster(made_time, unsteady):
     network, optimizer, x = small()
-    count = [0]  # as long as a replay buffer, a curriculum, or a cache of keys
+    count = [0]  # grows like a replay buffer, a curriculum, or a cache of keys
     disturbed: SimpleQueue[float] = SimpleQueue()
     for seconds in (0.02, 0.0, 0.03, 0.0, 0.02, 0.0):  # which makes one warm-up longer
         disturbed.put(seconds)
@@ -113,7 +113,7 @@ def test_a_variant_that_fails_in_the_rounds_is_a_row_and_the_others_go_on(made_t
     def step(ctx: Any) -> None:
         if ctx.plan["sdpa"].active:
             calls.put(1)
-            made_time.sleep(made_time.perf_counter() * 7919 % 0.02)  # noise, so that it goes on
+            made_time.sleep(made_time.perf_counter() * 7919 % 0.02)  # noise keeps the rounds going
             if calls.qsize() > 40:
                 raise RuntimeError("out of memory")
         network(x).sum().backward()

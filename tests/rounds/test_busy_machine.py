@@ -1,4 +1,4 @@
-"""Other processes on the cores: they are seen and said."""
+"""Load by other processes on the cores is noticed and reported."""
 
 import functools
 import itertools
@@ -28,13 +28,13 @@ pytestmark = [
 
 @pytest.fixture
 def held_cores() -> Iterator[None]:
-    """Two processes for each core that the tests may use, which never pause."""
+    """Run two busy processes for each core that the tests may use."""
     with strangers(2 * len(os.sched_getaffinity(0))):
         yield
 
 
 def compared(inner: int) -> Comparison:
-    """A step that does its work once; under the plan twice."""
+    """Compare baseline with a plan under which the step does its work twice."""
     model, x = nn.Linear(64, 64), torch.randn(64, 64)
 
     def step(ctx) -> None:
@@ -49,7 +49,7 @@ def compared(inner: int) -> Comparison:
 def test_where_others_hold_the_cores_the_truth_is_inside_and_the_load_said(held_cores, inner):
     found = compared(inner)
     ratio = found.ratio(found.records[1])
-    assert ratio.low < 0.65  # of 0.5: an interval may miss it by a little in one run of twenty
+    assert ratio.low < 0.65  # the truth is 0.5; one interval of twenty may miss it by a little
     assert ratio.high > 0.4
     assert "other programs delayed" in found.busy
     assert "other programs delayed" in repr(found)

@@ -17,7 +17,7 @@ ENVIRONMENT = {"device": "a CPU", "torch": "2.13.0"}
 
 
 def comparison(**speeds: float) -> Comparison:
-    """Variants so many times as fast as baseline, with noise that the variants of a round share."""
+    """Return variants with these speed-ups and with noise that the variants of a round share."""
     order = random.Random(0)
     noise = [order.uniform(1, 2) for _ in range(200)]
     records = [Record("baseline", times_s=list(noise))]

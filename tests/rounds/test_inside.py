@@ -1,4 +1,4 @@
-"""What is in force inside each variant's timed steps, however they get hold of their context."""
+"""The settings in force inside each variant's timed steps, however the step gets its context."""
 
 import json
 import math
@@ -22,7 +22,7 @@ BATCH = torch.rand(4, 3, 6, 6)
 
 
 class Network(nn.Module):
-    """Writes what is so in its forward pass into a file: what it kept itself would be put back."""
+    """Writes the settings in its forward pass to a file; its own attributes would be restored."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def write(file: Path, what: Any) -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """A file of what steps saw, and `by(name)`: every distinct state in a variant's blocks."""
+    """Return a file of the settings in steps, and `by(name)`: a variant's distinct settings."""
     file, block = tmp_path / "seen.jsonl", Sampler._block
 
     def named(sampler: Sampler, runner: Any) -> Any:
@@ -73,7 +73,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def loop(network: nn.Module, optimizer: Any, context: Any) -> None:
-    """The training loop that `apply` prints, with the scaler for every precision."""
+    """Run the training loop that `apply` prints, with the scaler for every precision."""
     with context.autocast():
         loss = network(BATCH).pow(2).mean()
     context.grad_scaler.scale(loss).backward()
@@ -84,7 +84,7 @@ def loop(network: nn.Module, optimizer: Any, context: Any) -> None:
 
 @pytest.fixture(params=["decorated", "as argument", "without", "applied"])
 def parts(request: pytest.FixtureRequest, seen: Any) -> Iterator[Any]:
-    """Network, optimizer and steps: decorated by a context, with it as argument, named, without."""
+    """Yield a network, optimizer and step, with a context as decorator, argument, name or none."""
     before = torch.get_num_threads(), torch._C._get_float32_matmul_precision()
     network = Network(seen.file)
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
@@ -106,7 +106,7 @@ def parts(request: pytest.FixtureRequest, seen: Any) -> Iterator[Any]:
 @pytest.mark.sampled(2)
 @pytest.mark.every_machine
 def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(parts, seen):
-    before = parts.before  # what is applied may set other threads
+    before = parts.before  # an applied plan may set other threads
     names = "baseline,bf16,fp16,threads:1,channels_last,sdpa:math"
     given = {"model": parts.network, "optimizer": parts.optimizer, "budget_s": 0.05}
     found = benchmark(parts.step, names, **given)
@@ -142,7 +142,7 @@ def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch,
     benchmark(parts.step, "baseline,bf16,fp16", **given, budget_s=0.05)
     usual = gradients["baseline"][0]
     assert all(0.5 < one / usual < 2 for name in ("baseline", "bf16") for one in gradients[name])
-    # The first scales may overflow; scaled twice it would be 2**32.
+    # The first scales may overflow; scaled twice, gradients would be 2**32 times as large.
     scales = [one / usual for one in gradients["fp16"] if math.isfinite(one) and one > 2 * usual]
     assert scales
     assert all(2.0**6 < one < 2.0**18 for one in scales)

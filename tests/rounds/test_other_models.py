@@ -1,4 +1,4 @@
-"""A plan that makes another model never wins by speed; a number that the user names is shown."""
+"""A plan that changes the model never wins by speed; the user's own accuracy is shown."""
 
 import math
 from collections.abc import Iterator
@@ -109,7 +109,7 @@ def test_its_error_under_a_plan_is_a_line_of_the_plan(parts):
 
 
 def comparison(baseline_is_other: bool = False) -> Comparison:
-    """Return a comparison whose fastest plan makes another model."""
+    """Return a comparison whose fastest plan changes the model."""
     times = [1.0 + i % 7 / 1000 for i in range(200)]
     records = [
         Record("baseline", times_s=times),

@@ -1,4 +1,4 @@
-"""A step of several models: each gets of a plan what it can have, and the row says which did."""
+"""In a step of several models each gets the parts of a plan that fit it; the row names them."""
 
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -38,7 +38,7 @@ def distilled() -> Made:
 
 
 def taught(named_first: bool) -> Made:
-    """By a teacher that comes before the student: as an argument, or by its name."""
+    """Return distillation whose teacher is found before the student, or given before it."""
     a_teacher, student = net().requires_grad_(False), net()
     optimizer = adam(student)
     step = training_step(optimizer, lambda: (a_teacher(X) - student(X)).pow(2).mean())

@@ -1,4 +1,4 @@
-"""Searches on steps whose speed is made: on a clock of their own, so that no noise decides."""
+"""Searches on steps with made-up speeds, on the tests' own clock, so that no noise decides."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,22 +15,22 @@ Parts = tuple[nn.Module, Any, Callable[[], None]]
 
 @pytest.fixture
 def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
-    """The clock of the engine and of the search; what takes long is what sleeps on it."""
+    """Install the clock of the engine and the search, on which only sleeping takes long."""
     return installed(request, monkeypatch, tick_s=1e-5)
 
 
 @pytest.fixture(autouse=True)
 def no_notebook(monkeypatch: pytest.MonkeyPatch, few_candidates: None) -> None:
-    """Hide a shell that other tests of this process have left: here results are a program's."""
+    """Hide a shell that other tests of this process have left, to get a plain program's results."""
     monkeypatch.setattr("speedkit_jupyter.search.outcome.notebook", lambda: None)
 
 
 @pytest.fixture
 def work(made_time: MadeTime) -> Callable[..., Parts]:
-    """`work(seconds)`: a network, its optimizer and its step, which takes `seconds(on)`.
+    """Return `work(seconds)`: a network, its optimizer and its step, which takes `seconds(on)`.
 
     `on` says whether the optimizer is `fused`, the layout channels `last`, and autocast in `bf16`.
-    For a network with a convolution two cheap changes are offered; for `linear` features one.
+    A search tries two cheap changes for a network with a convolution, one for `linear` features.
     """
 
     def make(seconds, linear=0, batch=(2, 1, 8, 8), loss=lambda out, on: out.sum()) -> Parts:

@@ -1,4 +1,4 @@
-"""What a search says and shows: proven, likely, nothing to gain, and what could not be told."""
+"""What a search says and shows: proven, likely, nothing to gain, and not decided."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ PLANS = {"bf16": {"precision": "bf16"}, "fused_optimizer": {"fused_optimizer": T
 
 
 def searched(speedups, rounds: int, why: str = "", **more: Any) -> Tuning:
-    """A search that has timed these plans, some with a factor for each round, and then ended."""
+    """Return an ended search with these plans' speed-ups, for all rounds or one for each."""
     times = {"baseline": 1.0, **speedups}
     records = []
     for name, factor in times.items():

@@ -1,4 +1,4 @@
-"""A budget is a promise about the clock, for steps of any length that may vary."""
+"""A budget limits the time on the clock, for steps of any length, even if it varies."""
 
 import random
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from speedkit_jupyter.step.step import step_of
 
 @pytest.fixture
 def timed(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
-    """`timed(step_s, fused)`: a step of `step_s` seconds, times `fused` if it is fused."""
+    """Return `timed(step_s, fused)`: a step of `step_s` seconds, times `fused` if it is fused."""
     return lambda step_s, fused=0.5: work(lambda on: step_s * (fused if on.fused else 1.0))
 
 
@@ -55,7 +55,7 @@ def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(timed):
 
 @pytest.mark.parametrize("others", ["", ",channels_last"])
 def test_what_is_too_slow_for_a_single_round_is_left_out_with_its_figure(timed, others):
-    """The others are timed all the same: as float32 is where bf16 is emulated."""
+    """Time the others all the same, as float32 is timed where bf16 is emulated."""
     network, optimizer, step = timed(0.5, fused=30.0)
     names = f"baseline,fused_optimizer{others}"
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=40)
@@ -104,7 +104,7 @@ def test_a_budget_within_another_ends_with_it(made_time):
 
 @pytest.mark.parametrize(("first_s", "later_s"), [(4.0, 0.2), (0.2, 0.6)])
 def test_a_default_budget_follows_the_steps_that_are_measured(work, made_time, first_s, later_s):
-    """What is looked at first may be disturbed; so may all that comes later."""
+    """Vary whether the first second or the rest is slower, as other programs may disturb either."""
     *parts, step = work(lambda on: first_s if made_time.now_s() < 1 else later_s, linear=4)
     search = PlanSearch(step_of(step, *parts))
     began_s = made_time.now_s()
@@ -148,7 +148,7 @@ def test_on_a_busy_machine_a_default_budget_is_twice_that_of_the_fastest_steps()
     assert budget.seconds == 2 * 60 * 0.3
 
 
-# Seconds of a step by its number, the time of day, whether it is fused, and chance.
+# Seconds of a step by its number, the time on the clock, whether it is fused, and chance.
 KINDS = {
     "every 20th 30 times as long": lambda n, now, fused, chance: 0.05 * (30 if n % 20 == 19 else 1),
     "longer each time": lambda n, now, fused, chance: min(0.004 * n, 4.0),
@@ -160,10 +160,10 @@ KINDS = {
 
 @pytest.fixture
 def varying(work, made_time):
-    """`varying(kind)`: the step's model and optimizer by name, the step, and its times so far."""
+    """Return `varying(kind)`: a step, its model and optimizer by name, and its times so far."""
 
     def make(kind):
-        # The times lie where no benchmark puts them back; chance is drawn from a state of its own.
+        # Benchmarks don't restore queues; `chance` gets a new seed before each call.
         seen, chance = SimpleQueue(), random.Random(0)
 
         def seconds(on):

@@ -1,4 +1,4 @@
-"""One default each: the help, the docstrings and the pages name the constants of the code."""
+"""The help, the docstrings and the pages name the same default values as the code."""
 
 from inspect import signature
 from pathlib import Path

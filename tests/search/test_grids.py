@@ -1,4 +1,4 @@
-"""What a search finds where parts help or hurt one another, by the speed-ups of real steps."""
+"""What a search finds where parts help or hurt one another, with speed-ups of real steps."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from speedkit_jupyter.torchglue import heap
 
 pytestmark = [pytest.mark.usefixtures("trusted"), pytest.mark.long]
 
-# Of `oracle.py` on 2 cores with AVX512_BF16: how many times as fast as the plain model.
+# Speed-ups over the plain model, by `oracle.py` on 2 cores with AVX512_BF16.
 RESNET = {
     "bf16+fused_optimizer": 1.70, "bf16+channels_last+fused_optimizer+compile": 1.40,
     "fused_optimizer": 1.32, "bf16": 1.29, "bf16+fused_optimizer+compile": 1.29,
@@ -54,8 +54,8 @@ LSTM = {"bf16+fused_optimizer": 1.005, "bf16": 1.005, "fused_optimizer": 1.0}
 
 @pytest.fixture
 def searched(made_time, monkeypatch) -> Callable[..., Tuning]:
-    """`searched(speedups, step_s)`: steps as fast as the grid says, give or take 2 %, else 0.9."""
-    in_force, applied = SimpleQueue[str](), Runner.applied  # a list would be put back
+    """Return `searched(speedups, step_s)`: a search with these speed-ups ± 2 %, 0.9 for others."""
+    in_force, applied = SimpleQueue[str](), Runner.applied  # a list would be restored
     in_force.put("baseline")
     monkeypatch.setenv("SPEEDKIT_HARDWARE", "cpu_avx512_bf16")
 
@@ -87,7 +87,7 @@ def searched(made_time, monkeypatch) -> Callable[..., Tuning]:
             in_force.put(plan := in_force.get())
             plan = "malloc" if plan == "baseline" and heap.is_kept() else plan
             usual = 1.0 if plan == "baseline" else 0.9
-            # By the clock, which no measurement puts back.
+            # Noise is seeded by the clock, which no measurement restores.
             return step_s / speedups.get(plan, usual) * random.Random(clock.now()).gauss(1, 0.02)
 
         layers = [nn.Conv2d(1, 1, 1) for _ in range(2 * convolves)]

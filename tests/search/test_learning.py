@@ -1,4 +1,4 @@
-"""Learned plans: kept, found for the same setting, task and engine, dropped where they fail."""
+"""Learned plans: kept, found for the same setting, task and engine, dropped if they fail."""
 
 import json
 import sqlite3
@@ -29,7 +29,7 @@ LATE = 0.02  # seconds of a slow step
 
 @pytest.fixture
 def made(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
-    """A network, its optimizer and its step: faster where that is fused, or as `seconds(fused)`."""
+    """Return a function that makes a network, optimizer and step, which takes `seconds(fused)`."""
 
     def make(width=8, batch=4, seconds=lambda fused: LATE / 4 if fused else LATE):
         return work(lambda on: seconds(on.fused), linear=width, batch=(batch,))
@@ -165,7 +165,7 @@ def test_a_store_that_cannot_be_written_costs_the_memory_alone(made, monkeypatch
 
 
 def learned(model: nn.Module) -> learning.Task:
-    """A plan as a search of now keeps it."""
+    """Store a plan as a search by this version does, and return its task."""
     task, gain = learning.Task("Linear", ("4x8 float32",)), Ratio(1.25, 1.2, 1.31, 50)
     where, made = learning.setting([model], Hardware.current()), plan(facts=Facts.read(model))
     learning.store(where, task, made, {"threads": 1}, "threads:1", gain)
@@ -173,7 +173,7 @@ def learned(model: nn.Module) -> learning.Task:
 
 
 def as_found_by(engine: Any) -> None:
-    """Everything in the store, as another engine would have left it; None: before it had one."""
+    """Change the store as if another engine had written it; None: an engine without a number."""
     with sqlite3.connect(database.folder() / "speedkit.sqlite") as connection:
         for number, text in connection.execute("SELECT id, value FROM entries").fetchall():
             row = {k: v for k, v in json.loads(text).items() if k != "engine"}

@@ -92,7 +92,7 @@ def test_of_two_parts_that_do_the_same_only_one_stays(work):
     search = PlanSearch(step_of(work(lambda on: 0.006 if on.fused or on.last else 0.010)[2]), 3.0)
     search.budget.step_s = 0.006
     both = Candidate({"channels_last": True, "fused_optimizer": True})
-    for name in both.values:  # as a race leaves it
+    for name in both.values:  # as after a race
         search.tried.set_reason(name, "slower than the best, dropped")
     list(search.prove(both))
     tuning = search.result()
@@ -110,7 +110,7 @@ def test_what_lowers_precision_stays_only_where_it_is_worth_it(work, monkeypatch
 @pytest.mark.parametrize(("factor", "goes_on"), [(1.1, False), (0.95, True)])
 def test_a_proof_goes_on_only_while_something_speaks_for_the_plan(work, factor, goes_on):
     def seconds(on) -> float:
-        noise = random.Random(clock.now()).uniform(0.9, 1.1)  # by the clock, which is not put back
+        noise = random.Random(clock.now()).uniform(0.9, 1.1)  # the clock is not restored
         return 0.1 * noise * (factor if on.fused else 1.0)
 
     search = PlanSearch(step_of(work(seconds, linear=8)[2]), 30.0)
@@ -132,7 +132,7 @@ def test_a_proof_of_two_plans_that_are_alike_ends_without_an_order(work):
     tuning = search.result()
     assert tuning.helped
     (proof,) = tuning.stages
-    assert len(proof.comparison.baseline.times_s) < 4 * ENOUGH_ROUNDS  # of about 200
+    assert len(proof.comparison.baseline.times_s) < 4 * ENOUGH_ROUNDS  # about 200 fit the budget
 
 
 def test_a_plan_stays_likely_while_it_waits_for_another_race(work):

@@ -1,4 +1,4 @@
-"""A measurement between the turns of an event loop: whenever a turn is given, all is in place."""
+"""A measurement between the turns of an event loop: at each turn, the user's state is in place."""
 
 import asyncio
 import queue
@@ -17,7 +17,7 @@ from speedkit_jupyter.state import measurement_guard
 from speedkit_jupyter.step.step import Step, step_of
 from speedkit_jupyter.step.variants import variant
 
-# A step against itself: no look at it ends the run before the cell that the test is about.
+# A step against itself gets no early verdict, so the run lasts until the test's cell.
 UNSETTLED = "baseline,baseline,channels_last"
 
 
@@ -31,7 +31,7 @@ def benchmark(training, names="baseline,channels_last", budget_s=0.3) -> Benchma
 
 
 def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> BackgroundRun:
-    """Drain an engine in an event loop; `other(turn)` is a cell that runs at each turn."""
+    """Run an engine in an event loop; `other(turn)` is a cell that runs at each turn."""
     turns = []
 
     def told(run: BackgroundRun) -> None:
@@ -154,7 +154,7 @@ def test_an_iterator_gives_a_cell_what_it_would_have_given(make):
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
 def test_an_error_of_the_step_ends_the_run_with_one_line(error):
     training = Training()
-    before, calls = state(training), queue.SimpleQueue()  # which can't be put back
+    before, calls = state(training), queue.SimpleQueue()  # a queue is not restored
 
     def step() -> None:
         training.step()
@@ -163,7 +163,7 @@ def test_an_error_of_the_step_ends_the_run_with_one_line(error):
             raise error
 
     run = BackgroundRun(Benchmark(step_of(step), [variant("baseline")], 5), lambda run: None)
-    run.start()  # without an event loop: to the end at once
+    run.start()  # without an event loop it runs to its end
     assert run.state == ("failed" if isinstance(error, ValueError) else "stopped")
     assert run.message == ("the step raised ValueError: mine" if run.state == "failed" else "")
     assert state(training) == before

@@ -1,4 +1,4 @@
-"""Each kind of state comes back: the same objects, holding what they held, again and again."""
+"""Each kind of state is restored again and again: the same objects with the same contents."""
 
 import collections
 import functools
@@ -23,7 +23,7 @@ from speedkit_jupyter.torchglue.private import tree_map
 
 
 class Case(NamedTuple):
-    """`make` gives an object, `change` is what a step does to it, `look` says what it holds."""
+    """`make` returns an object, `change` changes it as a step does, `look` returns its contents."""
 
     make: Callable[[], Any]
     change: Callable[[Any], Any]
@@ -54,7 +54,7 @@ class Frozen(Plain):
 
 
 class Counting(nn.Module):
-    """Scripted, its attributes are in C++."""
+    """Module whose attributes are in C++ once it is scripted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def test_what_a_step_changes_comes_back_again_and_again(kind: str) -> None:
 
 
 def test_a_copy_for_timing_has_its_own_values_only_where_they_may_take_time() -> None:
-    """Large tensors share the user's copy; small ones, and tensors with new strides, do not."""
+    """Share the user's copy of large tensors, but not of small ones or ones with new strides."""
     large, small, turned = torch.zeros(1 << 18), torch.zeros(3), torch.zeros(512, 1024)
     walk = Walk([[large, small, turned]])
     first = Snapshot(walk)
@@ -172,7 +172,7 @@ def test_a_copy_for_timing_has_its_own_values_only_where_they_may_take_time() ->
 
 def test_tensors_keep_their_memory_and_their_graphs() -> None:
     weight = torch.ones(3, requires_grad=True)
-    loss = (weight**2).sum()  # a graph of before
+    loss = (weight**2).sum()  # a graph from before the snapshot
     address = weight.data_ptr()
     snapshot = Snapshot(Walk([[weight]]))
     weight.data = torch.zeros(3)
@@ -224,7 +224,7 @@ OPTIMIZERS = {
 
 
 class Network(nn.Module):
-    """Dropout, batch norm, an embedding, and a buffer that each pass replaces."""
+    """Net with dropout, batch norm, an embedding, and a buffer that each pass replaces."""
 
     def __init__(self, sparse: bool) -> None:
         super().__init__()

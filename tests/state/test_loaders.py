@@ -54,7 +54,7 @@ def loader_of(kind: str, **more: Any) -> DataLoader[Any]:
 
 
 def rest(loader: DataLoader[Any], batches: Iterator[Any]) -> list[Any]:
-    """Return the rest of the epoch, two more, random numbers after them, the sampler's epoch."""
+    """Return the rest of the epoch, two more epochs, random numbers, and the sampler's epoch."""
     found = [one.tolist() for one in batches]
     more = [[one.tolist() for one in loader] for _ in range(2)]
     return [found, more, torch.rand(3).tolist(), getattr(loader.sampler, "epoch", 0)]
@@ -64,7 +64,7 @@ def measured(batches: Iterator[Any], log: Path) -> tuple[Any, str, set[str]]:
     """Return the step's iterator afterwards, the warnings, and the batches that steps saw."""
     with torch.random.fork_rng():
         model = nn.Linear(2, 1)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT)  # what is written there no one takes back
+    file = os.open(log, os.O_WRONLY | os.O_CREAT)  # measurements don't restore files
 
     def step() -> Any:
         batch = next(batches)
@@ -154,7 +154,7 @@ WAYS = [in_a_variable, of_a_trainer, endless, looped_over, of_lightning]
 
 
 def drawn(draw: Callable[[], Any]) -> list[Any]:
-    """Return as many batches as there are, and the random numbers after them."""
+    """Return up to eight batches, and the random numbers after them."""
     batches = []
     for _ in range(8):
         try:

@@ -1,4 +1,4 @@
-"""Steps under the guard of a measurement: refused, put back, and their warnings shown once."""
+"""Steps under the guard of a measurement: refused or restored, and each warning shown once."""
 
 import threading
 import time
@@ -29,7 +29,7 @@ def test_what_another_thread_trains_is_refused(monkeypatch: pytest.MonkeyPatch) 
             time.sleep(0.001)
 
     def look(_: float) -> None:
-        """Wait until the other thread has made 50 steps, on a busy machine too."""
+        """Wait until the other thread has made 50 steps, even on a busy machine."""
         end = model.weight._version + 50
         while model.weight._version < end and not ends.is_set():
             time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Optimizers that the measured step makes itself: planned for, switched inside it, and let go."""
+"""Optimizers that the measured step makes itself: planned for, switched inside it, and released."""
 
 import threading
 from queue import SimpleQueue
@@ -30,7 +30,7 @@ def model() -> nn.Module:
 
 @pytest.fixture
 def seen() -> SimpleQueue:
-    """The records of the steps; no list, which a measurement puts back."""
+    """Return a queue for the records of steps, because measurements restore lists."""
     return SimpleQueue()
 
 
@@ -63,7 +63,7 @@ def test_it_is_fused_inside_the_variants_steps_and_only_there(model, seen, made_
     every = drained(seen)
     inside = [settings for *settings, _ in every]
     assert {tuple(settings) for settings in inside} == {(None, None), (True, True)}
-    if not made_once:  # the others' are part of what is put back
+    if not made_once:  # the kept one is restored
         assert not any(group.get("fused") for *_, one in every for group in one.param_groups)
     assert kept.optimizer is None
 

@@ -20,7 +20,7 @@ def test_every_word_of_the_catalog_is_a_config_auto_the_plain_one_and_baseline_n
 @pytest.mark.parametrize("machine", ["cpu", "t4", "h200"])
 @pytest.mark.parametrize("name", ["fp16", "channels_last+fused_optimizer"])
 def test_a_named_variant_changes_what_it_names_and_nothing_else(hardware, machine, name):
-    """Rules would add tf32, another device or cudnn_benchmark on that machine."""
+    """Check that no rule adds tf32, another device or cudnn_benchmark."""
     facts = Facts(device="cpu", parameters=100, convolutions=3, optimizers=(OptimizerFacts(),))
     facts = facts if machine == "cpu" else replace(facts, device="cuda:0")
     found = plan(variant(name).config, hardware(machine), facts)

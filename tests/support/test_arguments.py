@@ -1,4 +1,4 @@
-"""Errors of public functions: one line that names the argument, with the user's own lines."""
+"""Errors of public functions: one line that names the argument, and only the user's own frames."""
 
 import linecache
 from traceback import walk_tb
@@ -33,7 +33,7 @@ def frames_of_ours(traceback: Any) -> set[Any]:
     return {one.f_code for one in frames if one.f_globals["__name__"].startswith(sk.__name__)}
 
 
-# For each argument: the call, and what it does take of the above.
+# For each argument: the call, and the kinds of BAD that it accepts.
 CALLS: dict[str, tuple[Any, str]] = {
     "step": (lambda bad: sk.benchmark(bad), ""),
     "variants": (lambda bad: sk.benchmark(step, bad), ""),

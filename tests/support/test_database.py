@@ -1,4 +1,4 @@
-"""The store survives other writers and sudden deaths; a malformed file or row is one line."""
+"""The store survives other writers and kills; a malformed file or row gives a one-line message."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_reading_before_anything_was_saved_makes_no_file():
 
 @pytest.fixture
 def held() -> Iterator[Callable[[str], None]]:
-    """`held("IMMEDIATE")`: from here on another connection has that lock."""
+    """Yield `held`; `held("IMMEDIATE")` takes that lock in another connection."""
     save("a")
     with closing(sqlite3.connect(database.folder() / database.FILE)) as connection:
         connection.isolation_level = None
@@ -128,7 +128,7 @@ def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
 
 
 def check(error: ConfigError, file: Path) -> None:
-    """A line for each mistake, with the file's name."""
+    """Check that each problem is one line with the file's name."""
     assert error.problems
     assert all(str(file) in line and "\n" not in line for line in error.problems)
 

@@ -1,4 +1,4 @@
-"""What frameworks put around models and optimizers is looked through, whoever made the wrapper."""
+"""Plans see through the wrappers of models and optimizers, whichever framework made them."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ FUSED = SpeedConfig(fused_optimizer=True).alone()
 
 
 class WithProperties(torch.optim.Optimizer):
-    """As Accelerate's: groups and state are properties."""
+    """Optimizer wrapper like Accelerate's, whose groups and state are properties."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -31,7 +31,7 @@ class WithProperties(torch.optim.Optimizer):
 
 
 class SharingGroups(torch.optim.Optimizer):
-    """As Lookahead's and SAM's: an optimizer of its own that has the other's groups."""
+    """Optimizer like Lookahead and SAM, which shares the groups of the one that it wraps."""
 
     def __init__(self, base):
         self.base, self.param_groups, self.state = base, base.param_groups, base.state
@@ -43,7 +43,7 @@ class SharingGroups(torch.optim.Optimizer):
 
 
 class Plain:
-    """As people write it: not an optimizer at all."""
+    """Wrapper as people write it, which is not a torch optimizer."""
 
     def __init__(self, optimizer):
         self.inside = optimizer
@@ -59,7 +59,7 @@ WRAPPERS = {"properties": WithProperties, "sharing groups": SharingGroups, "no o
 
 
 class Forwarding(nn.Module):
-    """As Fabric's: the model under two names."""
+    """Model wrapper like Fabric's, with the model under two names."""
 
     def __init__(self, model):
         super().__init__()

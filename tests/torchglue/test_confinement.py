@@ -98,7 +98,7 @@ def test_a_benchmark_leaves_another_threads_training_alone(kind):
     with training(*KINDS[kind]):
         found = benchmark(lambda: clipped(model, optimizer), names, budget_s=0.1)
     assert [one.failure for one in found.records] == [None] * 4
-    # Its backward passes are no part of the accuracy check.
+    # The other thread's backward passes are no part of the accuracy check.
     assert {one.accuracy.verdict for one in found.records} <= {"exact", "rounding"}
 
 
@@ -117,7 +117,7 @@ def test_hooks_run_in_this_thread_and_in_autograds_for_the_optimizers_that_are_o
     seen: list[Any] = []
 
     def in_autograds(optimizer: Any) -> None:
-        """In one that no Python code began, as far as `threading` knows."""
+        """Step in a thread that `threading` did not start, like autograd's threads."""
         done = threading.Event()
         _thread.start_new_thread(lambda: (optimizer.step(), done.set()), ())
         done.wait()
@@ -132,7 +132,7 @@ def test_hooks_run_in_this_thread_and_in_autograds_for_the_optimizers_that_are_o
 
 
 def measured(inside: bool) -> Any:
-    """A benchmark of a forward pass in a worker thread, with `ctx.autocast()` inside it or not."""
+    """Benchmark a forward pass in a worker thread, with `ctx.autocast()` inside it or not."""
     model = nn.Linear(8, 8)
     with ThreadPoolExecutor(1) as pool:
 

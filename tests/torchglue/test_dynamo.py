@@ -1,4 +1,4 @@
-"""Dynamo's private names: each is there, and does what its function says."""
+"""Dynamo's private names: each exists and does what its function says."""
 
 import subprocess
 import sys

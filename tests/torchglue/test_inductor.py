@@ -1,4 +1,4 @@
-"""Inductor's private names: each is there, and does what its function says."""
+"""Inductor's private names: each exists and does what its function says."""
 
 import sys
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Ctrl-C held back while state is half changed; pressed twice or three times it is one wish."""
+"""Ctrl-C waits while state is half changed; several presses in a row interrupt once."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Private attributes of modules, optimizers, scalers and loaders: each is there and works."""
+"""Private attributes of modules, optimizers, scalers and loaders: each exists and works."""
 
 import multiprocessing
 

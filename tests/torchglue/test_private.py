@@ -1,4 +1,4 @@
-"""torch's private names of tensors, operators, modes and autograd: each is there and works."""
+"""torch's private names of tensors, operators, modes and autograd: each exists and works."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Private names of torch are in four files of torchglue/ alone, and each is called in a test."""
+"""Only four files of torchglue/ use torch's private names, and tests call each function there."""
 
 import ast
 import functools
@@ -14,7 +14,7 @@ import speedkit_jupyter
 
 PACKAGE = Path(speedkit_jupyter.__file__).parent
 HOMES = [PACKAGE / f"torchglue/{one}.py" for one in ("private", "dynamo", "inductor", "modules")]
-# torchglue/ is above support/, which knows the names of wrappers' parts.
+# support/ can't import torchglue/, so wrappers.py has its own names of wrappers' parts.
 SOURCES = sorted({*PACKAGE.rglob("*.py")} - {*HOMES, PACKAGE / "support" / "wrappers.py"})
 # `_name`, also behind a dot or colons (`torch._C`, `aten::_softmax`); not `__name__`, not `a_name`.
 PRIVATE = re.compile(r"(?<!\w)_[A-Za-z]\w*|\btorch_(?:dynamo|inductor|functorch)\w*")

@@ -88,11 +88,11 @@ class Optimization(ABC):
     before: ClassVar[str] = ""  # name of the entry in front of which `add` puts this entry
     forms: ClassVar[Mapping[str, str]] = {}  # modules that write further forms of code, by form
     variable: ClassVar[str | None]  # environment variable, if any; default `SPEEDKIT_<NAME>`
-    follows: ClassVar[bool] = False  # True if `auto` acts even in a config for requests only
+    follows: ClassVar[bool] = False  # True if `auto` acts even in a config with `alone`
     costly: ClassVar[bool] = False  # True if the entry compiles code, which takes seconds
     excludes: ClassVar[frozenset[str]] = frozenset()  # entries never combined with this entry
     free: ClassVar[str] = ""  # placeholder in help for arbitrary values (`threads:NUMBER`)
-    frameworks_choose: ClassVar[bool] = False  # True if Trainer code states inactive decisions
+    frameworks_choose: ClassVar[bool] = False  # True if Trainer code needs inactive decisions, too
     lowers: ClassVar[bool] = False  # True if the entry reduces the precision of products
     supersedes: ClassVar[frozenset[str]] = frozenset()  # entries replaced by this entry in a search
     rivals: ClassVar[bool] = False  # True if only a search can find the best value
@@ -253,7 +253,7 @@ def call(function: str, *sources: str, **values: object) -> str:
 
 
 def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-    """Return the decision; inactive if torch lacks a name, or a rule alone would change results."""
+    """Return the decision; inactive if torch lacks a name, or if a rule alone changes the model."""
     try:
         entry.process_flags()
         decision = entry.decide(request, hardware, facts)

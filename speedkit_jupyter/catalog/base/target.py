@@ -21,7 +21,7 @@ from speedkit_jupyter.support.wrappers import each_once, layers
 
 @dataclass(eq=False)
 class Memo:
-    """The state of a SpeedContext, kept until restore, even while its plan is undone for a time."""
+    """The state of a SpeedContext, kept until restore, even while the plan is hidden."""
 
     autocast: str | None = None  # "bf16" or "fp16" while autocast is in force
     # The attributes of the context that the user's code has used: `autocast`, `grad_scaler`.
@@ -52,7 +52,7 @@ class Target:
 
     Attributes:
         notes: results for the report, by optimization.
-        declined: reasons, by optimization, why applying it changed nothing.
+        declined: reasons why applying changed nothing, by optimization.
         kept: flags that the user changed under the plan, and that were not restored.
         search: whether to find optimizers that were not passed; False in a benchmark.
         made: the facts of optimizers that a benchmark's step creates.
@@ -98,7 +98,7 @@ class Target:
         self.remember, self._found = False, None
 
     def live_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return all optimizers that hold parameters of the model; in a benchmark, the passed ones.
+        """Return optimizers with parameters of the model; in a benchmark, only passed optimizers.
 
         The garbage collector finds optimizers that were not passed, in 60 ms for 450,000 objects.
         """
@@ -129,7 +129,7 @@ def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
 
 @contextmanager
 def overridden(target: Target, names: Iterable[str], change: Callable[[], None]) -> Iterator[None]:
-    """Set flags by `change()`; after the block, restore them, or add user-set ones to `kept`."""
+    """Set flags by `change()` in the block, then restore them; add user-set flags to `kept`."""
     layer = flags.OVERRIDES.push(names, change)
     try:
         yield

@@ -27,7 +27,7 @@ from speedkit_jupyter.torchglue.storage import marks
 # Frozen weights of at least this many elements are cast once. Speed-up for inputs of 16 rows: 1.16×
 # with 1,024 × 1,024 elements, 1.0× with 512 × 512 (AMD EPYC, 2 cores).
 CAST_ONCE = 1 << 19
-# A token per plan that lowers precision. A global, because plans share one patch of `Cache`.
+# One token per plan that lowers precision. A global, because plans share one patch of `Cache`.
 _PLANS: list[object] = []
 
 

@@ -28,8 +28,8 @@ HOOKS = (*FORWARD_HOOKS, *BACKWARD_HOOKS)
 class Call:
     """One wrapper around the calls of `module`, with a weak reference to the module.
 
-    `inner` is the next wrapper or the user's compiled call; None for the module's own call. The
-    wrapper acts only in the thread with id `only_in`, or in all if None. `notes` go to the report.
+    `inner` is the next wrapper or the user's compiled call; None for the module's own call. A
+    wrapper acts only in the thread `only_in`, or in all threads if None. The report shows `notes`.
     """
 
     compiles: ClassVar[bool] = False
@@ -198,7 +198,7 @@ def parts_called(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]
 
 
 def _parts(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield (expression, child); items in place of lists and dicts; also peft layers' children."""
+    """Yield (expression, child), with containers replaced by items; also peft layers' children."""
     is_dict = isinstance(module, torch.nn.ModuleDict)
     for key, child in module_table(module).items():
         called = f"{name}.{key}" if key.isidentifier() and not is_dict else f"{name}[{key}]"

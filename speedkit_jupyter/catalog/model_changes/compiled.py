@@ -24,14 +24,14 @@ from speedkit_jupyter.torchglue.private import current_node, is_transforming, tr
 
 # Limit on graphs per module. torch's limit is per function, and all modules share one function.
 GRAPHS, NUMBERS = 8, itertools.count()
-# Name of autograd's node for gradients from compiled code, which has no double backward.
+# Name of the autograd node behind gradients of compiled code, which has no double backward.
 SECOND = "CompiledFunctionBackwardBackward"
 WAITING = "runs as before while another process compiles it"
 TAKEN_OVER = "compiled by another process while it ran as before"
 
 
 class CompiledCode:
-    """A plan's compiled forward passes, uncompiled after a failure; it keeps no module alive."""
+    """A plan's compiled forward passes, run uncompiled after a failure; keeps no module alive."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ def _compile(
 ) -> Callable[..., Any]:
     """Return a compiled function that calls a module; `Module.compile()` skips torch.nn classes.
 
-    Equal modules share code; others get a graph each. With `background`, graphs run uncompiled.
+    Equal modules share code; others get one graph each. With `background`, graphs run uncompiled.
     """
 
     def forward(module: torch.nn.Module, args: Any, kwargs: Any, recomputes: bool) -> Any:

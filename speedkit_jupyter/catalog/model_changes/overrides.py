@@ -242,7 +242,7 @@ def _load_own(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def _cast_own(module: torch.nn.Module, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Cast or move the replacements, and the user's parameters, which come back after the plan."""
+    """Cast or move replacements and the user's parameters, which are restored after the plan."""
     for kind, name in SWAPPED.current(module):
         if kind == PARAMETERS:
             own = SWAPPED.original(module)[kind, name]
@@ -255,7 +255,7 @@ OWN = {"state_dict": _own_state_dict, LOAD: _load_own, CAST: _cast_own}
 
 
 def return_own_parameters(module: torch.nn.Module) -> None:
-    """Put the user's parameters back for good, for code that is about to write to parameters."""
+    """Restore the user's parameters permanently, for code that is about to write to parameters."""
     for slot in SWAPPED.current(module):
         if slot[0] == PARAMETERS:
             _put(module, slot, SWAPPED.original(module)[slot])

@@ -21,7 +21,7 @@ Stride = tuple[int, ...]
 
 
 class WeightLayout(NamedTuple):
-    """A weight's strides; `odd`: by name, the differing strides of its gradient and state."""
+    """A weight's strides; `odd` has the strides of its gradient and state that differ, by name."""
 
     stride: Stride
     odd: dict[str, Stride]
@@ -49,7 +49,7 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
 class WeightStrides(Property):
     """The strides of a module's weight, and of the weight's gradient and optimizer state.
 
-    `thing` is the module: weights may be replaced; `swap_tensors` refuses weights with weakrefs.
+    `thing` is the module: weights may be replaced, and a weak reference blocks `swap_tensors`.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> WeightLayout:
@@ -203,7 +203,7 @@ Values = Mapping[str, Any]
 
 
 class OptimizerSettings(NamedTuple):
-    """An optimizer's settings without plans; `groups` by the id of a group's first parameter."""
+    """An optimizer's settings without plans; keys of `groups` are ids of first parameters."""
 
     defaults: Values
     groups: dict[int, Values]

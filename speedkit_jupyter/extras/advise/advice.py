@@ -64,7 +64,7 @@ def without(share: float) -> float:
 
 @dataclass(frozen=True)
 class Subject:
-    """A step's models, optimizers and loaders. An Advice does not hold them; trials get them."""
+    """A step's models, optimizers and loaders. Trials get them; an Advice keeps no reference."""
 
     models: Sequence[torch.nn.Module] = ()
     optimizers: Sequence[torch.optim.Optimizer] = ()

@@ -1,4 +1,4 @@
-"""Profile a step, observe one more call of it, and apply every rule."""
+"""Profile a step, observe one more call of the step, and apply every rule."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class ObservedModelCall:
         return tensors_in((self.args, self.kwargs))
 
     def with_rows(self, times: int) -> ObservedModelCall:
-        """Return a call on `times` times the rows; if any input is 0-D or 1-D, each is one row."""
+        """Return a call on `times` times the rows; each input is one row if any is 0-D or 1-D."""
         is_row = any(one.dim() < 2 for one in self.inputs)
 
         def grown(leaf: Any) -> Any:
@@ -68,7 +68,7 @@ class ObservedModelCall:
 
 @dataclass
 class LoaderTimes:
-    """Seconds of waiting for a loader: `next_s` per batch; `waited_s` with starts of loops, too."""
+    """Seconds of waiting for a loader: `next_s` per batch; `waited_s` also for loop starts."""
 
     loader: DataLoader[Any]
     loops: int = 0
@@ -305,7 +305,7 @@ class Situation:
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float:
         """Return the first call's time ÷ the second's, under no_grad; 0 if the first pair fails.
 
-        Then up to five pairs run within `trial_s`; their medians count, if any. `settle` runs last.
+        Up to five more pairs run within `trial_s`, and replace the first. `settle` runs last.
         """
         pairs, begun_s = list[list[float]](), clock.now()
         with suppress(Exception), torch.no_grad():  # the model may refuse another number of rows

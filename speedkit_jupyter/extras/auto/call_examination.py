@@ -117,7 +117,7 @@ class Examiner:
         return result
 
     def _copied(self, arguments: list[Any]) -> snapshot.Snapshot | None:
-        """Return a copy of objects in arguments; None without any or after noting an obstacle."""
+        """Return a copy of the objects in arguments; None without objects, or with an obstacle."""
         walk = Walk([] if self._is_large else [a for a in arguments if type(a) is not torch.Tensor])
         size = sum(getattr(one, "nbytes", 0) for one in walk.found.values())
         self._is_large |= len(walk.found) > snapshot.MOST_HELD or size > MOST_COPIED_BYTES
@@ -177,7 +177,7 @@ class Examiner:
     def repeating(self) -> Iterator[None]:
         """End the recording; time its repetition in the block, and restore modules and generators.
 
-        Raises ValueError if a step can't be repeated. Signals wait for a repeated call or the end.
+        Raises ValueError if a step can't be repeated. Signals wait for a repeated call, or the end.
         """
         with interrupts.interrupts_delayed():
             begun_s, self.is_repeating = clock.now(), True
@@ -207,7 +207,7 @@ class Examiner:
         return self.reject(self.name, f"not checked: {why}") if is_over else None
 
     def _compare(self, name: str, compiles: bool, most_s: float) -> str:
-        """Return why a plan is wrong, in words; empty if its rounding explains all differences."""
+        """Return why results under a plan are wrong; empty if rounding explains all differences."""
         precision = self._plans.precision(name)
         known = [result for call in self._calls for result in call.results], self._gradients
         with self._plans.acting(name):
@@ -233,7 +233,7 @@ class Examiner:
         for call in self._calls:
             list(call.random.restore(compares=False))
             args, kwargs = tree_map(_apart, call.arguments)
-            plain = compiles or call.drawn is None  # a mode would disable Dynamo
+            plain = compiles or call.drawn is None  # replayed() disables Dynamo
             draw_again = nullcontext() if plain else replayed(set())
             with torch.set_grad_enabled(bool(call.gradients)), draw_again:
                 forward = partial(call.module, *args, **kwargs)

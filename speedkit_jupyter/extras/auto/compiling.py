@@ -1,4 +1,4 @@
-"""Compile the best plan of a loop in another process, if the expected gain pays for it."""
+"""Compile the best plan of a loop in another process, if the expected gain exceeds the cost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BackgroundCompile:
         """Pause the race and return True if the step after `steps` of the cell must be traced.
 
         An earlier run's compiled winner is due at once; a settled race's leader is due after
-        COMPILE_AFTER_STEPS, once the race affords that. The expected gain must pay for compiling.
+        COMPILE_AFTER_STEPS, within the race's cost limit. The expected gain must exceed the cost.
         """
         plans = self._plans
         if self.name or not plans.can_compile:
@@ -89,7 +89,7 @@ class BackgroundCompile:
         self._begun_s, self.is_running = clock.now(), True
 
     def outcome(self, may_go_on: bool) -> str | None:
-        """Return "" once compiled, why it failed, or None until then; end it unless `may_go_on`."""
+        """Return "" once compiled, the reason if it failed, else None; stop unless `may_go_on`."""
         is_done = self.is_running and all(one.is_done() for one in self._compilers)
         if not self.is_running or (may_go_on and not is_done):
             return None
@@ -101,7 +101,7 @@ class BackgroundCompile:
         return next((one.why_not for one in self._compilers if one.why_not), "")
 
     def slowed_by(self, seconds: float, usual_s: float | None) -> float:
-        """Return the seconds to charge for a step that the compiling process may have slowed down.
+        """Return the cost in seconds of a step that the compiling process may have slowed down.
 
         Steps that are faster than usual by chance offset slower steps.
         """

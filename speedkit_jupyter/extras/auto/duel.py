@@ -16,7 +16,7 @@ from speedkit_jupyter.rounds.statistics import ERROR, Ratio, paired_ratio
 
 # A block begins with LEAD steps that are not compared, because the first step after a change of the
 # plan takes 5 to 15 % longer. LEAST_STEPS to MOST_STEPS timed steps follow, if possible for BLOCK_S
-# seconds and for SWITCHES times the length of a change, so that clock and change hardly matter.
+# seconds and for SWITCHES times the length of a change, so that timing errors hardly matter.
 LEAD, LEAST_STEPS, MOST_STEPS, SWITCHES = 1, 2, 200, 4.0
 # Numbers of rounds after which a duel is tested. By Bonferroni's correction, the probability that
 # any test of a race claims a false gain is at most ERROR.
@@ -107,7 +107,7 @@ class Duel:
     were_delayed: bool = False
 
     def steps(self, step_s: float, switch_s: float) -> int:
-        """Return a block's number of steps with LEAD; a change of the plan takes `switch_s`."""
+        """Return a block's number of steps, including LEAD; a change of plan takes `switch_s`."""
         steps = max(BLOCK_S, SWITCHES * switch_s) / max(step_s, 1e-6)
         timed = math.ceil(min(max(steps, LEAST_STEPS), MOST_STEPS))
         return LEAD + (1 if self.is_likely else timed)

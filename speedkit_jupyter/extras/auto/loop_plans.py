@@ -40,7 +40,7 @@ MOST_PLANS = 8
 class LoopPlans:
     """The plans for the models and optimizers of one loop, and the plan in force.
 
-    `candidates` holds the plans by name, and `facts` describes each model as it is without a plan.
+    `candidates` holds the plans by name, and `facts` describes each model without a plan.
     `learned` has the proof of an earlier run's winner, by name. `trains` is false for models that
     only predict, which have no optimizers here.
     """
@@ -99,7 +99,7 @@ class LoopPlans:
 
     @interrupts.uninterrupted()
     def contexts_of(self, name: str) -> list[MeasuredContext]:
-        """Return the contexts of a plan, one for each model; the first call makes them."""
+        """Return the contexts of a plan, one for each model; the first call creates them."""
         if name not in self._contexts:
             models, optimizers = self.live_models, list(self.optimizers)
             config = self.candidates[name].config
@@ -107,7 +107,7 @@ class LoopPlans:
                 self._contexts[name] = [
                     prepare(model, config, holding(optimizers, model)) for model in models
                 ]
-            for context in self._contexts[name]:  # else a race would break the user's views
+            for context in self._contexts[name]:  # else channels_last would break the user's views
                 channels_last.note_views(context.target)
         return self._contexts[name]
 
@@ -209,7 +209,7 @@ class LoopPlans:
     # --- learned plans ---
 
     def look_up(self, args: Any, kwargs: Any) -> str:
-        """At the first call, add an earlier winner; return its name without compile, or ""."""
+        """At the first call, add an earlier run's winner; return its name minus compile, or ""."""
         if self._task is not None:
             return ""
         optimizers = tuple(str(one) for facts in self.facts for one in facts.optimizers)

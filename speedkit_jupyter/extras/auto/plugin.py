@@ -93,7 +93,7 @@ class CellRaces:
             display(Document(lines[0], ["\n".join(lines[1:])]))
 
 
-# The object that is on, if any; a global, because torch's hooks are process-wide.
+# The active CellRaces, if any; a global, because torch's hooks are process-wide.
 _RUNNING: list[CellRaces] = []
 
 

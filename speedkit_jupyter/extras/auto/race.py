@@ -25,14 +25,14 @@ SWITCH_S, UNKNOWN_LOSS = 3e-4, 0.05
 # rest (at most AHEAD times the time so far), up to one step plus AHEAD_S seconds. Before a plan's
 # examination, another duel may cost MEANWHILE times the examination, or more if likely faster.
 AHEAD, AHEAD_S, MEANWHILE = 20.0, 0.01, 0.25
-# Number of recent steps to keep for each plan and kind of batch; later steps are compared to them.
+# Number of recent steps to keep for each plan and kind of batch, to compare later steps with.
 KEPT_STEPS = 64
 
 
 class Race:
-    """A race of plans on the steps of a run.
+    """A race: plans are timed one by one against the best proven plan, on the steps of a run.
 
-    Rounds and examinations begin only if the share `overhead` of the run pays for them (see AHEAD);
+    Rounds and examinations begin only if their cost is within `overhead` of the time (see AHEAD);
     `remaining` estimates the seconds left from the seconds so far. `objection(name)` returns why a
     plan may not race: "" if it may, None before its examination of `examination_s(name)` seconds.
     `load` measures delays by other programs. `leader` is the proven plan, at first BASELINE;
@@ -41,7 +41,7 @@ class Race:
     `waiting` are the plans without a result, in the order of the race; `again` are plans that race
     a second time, because the machine was busy. `tried` has the duel of each plan that has begun to
     race, or None if an earlier run proved the plan. `lost_s` are the seconds that the race has
-    cost; an earlier run's gain pays for `allowed_s` of them.
+    cost; `allowed_s` of them don't count, because an earlier run proved their gain.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Race:
         return ahead_s <= self.overhead * rest_s
 
     def switched(self, seconds: float) -> None:
-        """Charge race and duel for a change of the plan; update the moving average `switch_s`."""
+        """Count a change of the plan as a cost of race and duel; update the average `switch_s`."""
         self.switch_s = 0.7 * self.switch_s + 0.3 * min(seconds, 2 * self.switch_s)
         self._charge_duel(seconds)
 
@@ -185,7 +185,7 @@ class Race:
             self._begin_block(self._random.choice([duel.rival, duel.leader]))
 
     def _begin_block(self, name: str) -> None:
-        # Short steps get no load: reading it takes 0.2 ms, and many rounds fit between delays.
+        # No load for short steps: reading it takes 0.2 ms, and many rounds fit between delays.
         load = self.load if self.step_s >= BLOCK_S else None
         if load is not None:
             load.begin()
@@ -207,9 +207,9 @@ class Race:
         return None
 
     def _affords_round(self, duel: Duel) -> bool:
-        """Return whether the race affords a round, or the round costs at most `overhead` of itself.
+        """Return whether a round is within the cost limit, or costs at most `overhead` of its time.
 
-        A rival without a round counts as slower by UNKNOWN_LOSS, or the leader's gain if larger.
+        A rival without a round counts as slower by UNKNOWN_LOSS or the leader's gain, if larger.
         Return False if an earlier plan waits for its examination and the duel has used MEANWHILE.
         """
         ahead = self._unexamined(self.waiting[: self.waiting.index(duel.rival)])

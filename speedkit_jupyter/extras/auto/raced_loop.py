@@ -121,7 +121,7 @@ class RacedLoop:
         self._watched_s = self._begun_s
         if self._to_record is None:
             self._go_on()
-        else:  # this step runs without a plan, and is then repeated under one
+        else:  # this step runs without a plan, and is then repeated under a plan
             self._force(BASELINE)
             self._examiner.begin(self._to_record)
             self._to_record = None
@@ -316,7 +316,7 @@ class RacedLoop:
             self._force(self.race.active)
 
     def _force(self, name: str, proof: Ratio | None = None) -> None:
-        """Put the plan `name` into force; charge the race, and drop the plan if it fails.
+        """Put the plan `name` into force, count the time as a cost, and drop the plan if it fails.
 
         With a proof, also apply the plan, so that reports show it, and store the plan.
         """

@@ -20,12 +20,12 @@ WAITING = "auto is on; no loop was seen yet. Run a cell that trains."
 IN_NOTEBOOK = "`%speedkit report` says why, `%speedkit code` takes it home."
 NEXT = "`%speedkit auto status` shows the race."
 IN_PROGRAM = "The next run begins with it; `tuned(model, optimizer)` is its config."
-# Loops shorter than this many seconds get no line: without and with a proven plan.
+# Loops shorter than this many seconds get no summary: without a proven plan, and with one.
 LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
 
 
 def report(loop: RacedLoop | None, refused: Iterable[str] = (), busy: str = "") -> Document:
-    """Return the report of a loop's race: line, plot and plans; without a loop, the refusals."""
+    """Return the report of a loop's race: headline, plot, plans; without a loop, the refusals."""
     if loop is None:
         return Document(WAITING, list(refused))
     headline = summary(loop, busy=busy) if loop.totals.steps else live_line(loop)

@@ -108,7 +108,7 @@ class RunWatch:
     def signals(
         self, plan: str, now_s: float, optimizers: Iterable[Any], device: torch.device
     ) -> tuple[torch.Tensor | None, str]:
-        """Count a step; return, if due, its gradient norm (or None) and a text on leaks (or "")."""
+        """Count a step; if due, return its gradient norm (else None) and why memory leaks."""
         self._steps[plan] += 1
         if self._steps[plan] < EVERY or now_s - self._read_s < APART_S:
             return None, ""

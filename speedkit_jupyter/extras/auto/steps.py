@@ -140,7 +140,7 @@ class TimedStep:
 
 
 def event(device: torch.device) -> Any:
-    """Return a new timing event of the device, which no step waits for; on a CPU, a HostEvent."""
+    """Return a new timing event of the device; on a CPU, a HostEvent."""
     if device.type == "cpu":
         return HostEvent()
     return torch.get_device_module(device).Event(enable_timing=True)

@@ -108,7 +108,7 @@ def label(choice: Any) -> str:
 
 
 def problem_of(choices: Sequence[Any]) -> Problem | None:
-    """Return the kernels' product; None if dynamic, 1-D, not in LIBRARY, or with equal labels."""
+    """Return the product that kernels compute; None if dynamic, 1-D, unknown, or labels repeat."""
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
         return None

@@ -36,7 +36,7 @@ class Counted:
     replayed: int = 0
     predictions: int = 0  # narrowed to predicted kernels
     fallbacks: int = 0  # left to Inductor
-    stale: int = 0  # Inductor offers other kernels than recorded
+    stale: int = 0  # Inductor offers kernels that differ from the record
     searched: int = 0  # timed by Inductor and recorded
     seconds_saved: float = 0.0  # by replays
     confidences: list[float] = field(default_factory=list)
@@ -85,7 +85,7 @@ def trained(model: Model) -> ranking.Calibration:
 class Tuner:
     """Record, replay or predict this process's searches; after an error (`problem`) do nothing.
 
-    Without `confidence`, predict nothing; below it, time all kernels, or few without `fallback`.
+    Without `confidence`, predict nothing. Below it, time all kernels; if not `fallback`, a few.
     """
 
     def __init__(self, confidence: float | None = None, fallback: bool = True) -> None:

@@ -116,7 +116,7 @@ class Quantization(Optimization):
         return Snippet(comment, imports, model=model)
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        """Return replacements by owning module, with peft's merge; add a note if no layer fits."""
+        """Return replacements by owning module, MERGE for peft layers; add a note if none fits."""
         layers = self._layers(target)
         made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
         if not made:

@@ -26,7 +26,7 @@ SMALL = 1e-2
 
 
 class TensorDifference(NamedTuple):
-    """A tensor's deviation, errors of its worst row, column, element; count of unequal integers."""
+    """A tensor's deviation, the errors of its worst row, column, element, and unequal integers."""
 
     distance: float = 0.0
     scale: float = 0.0
@@ -68,7 +68,7 @@ class RoundingLimits:
     def _run(
         self, own: CallResult, drawn: CallInputs, *around: Callable[[], AbstractContextManager[Any]]
     ) -> CallResult | None:
-        """Run the reference in the contexts `around`; return None on an error or other shapes."""
+        """Run the reference in the contexts `around`; return None if it fails or shapes differ."""
         with suppress(Exception):
             _, (found,) = self._side.calls([drawn], *around)
             first, second = ({n: t.shape for n, t in one.values.items()} for one in (found, own))
@@ -136,7 +136,7 @@ def _is_floating(one: torch.Tensor | None) -> bool:
 def _worst_parts(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, typical: float
 ) -> list[float]:
-    """Return errors of the worst row, column, element ÷ RMS (at least `typical`), or 0 if none."""
+    """Return relative errors of the worst row, column, element; divisors are at least `typical`."""
     if tensor is None or reference is None or not reference.numel():
         return [0.0] * 3
     wide = torch.promote_types(reference.dtype, torch.float32)

@@ -110,7 +110,7 @@ def _callable(label: str, value: Any) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """Return `value`; for "file.py:name", run the file and return the object or new Module."""
+    """Return `value`; for "file.py:name", run the file; return the object, or a new Module."""
     if not (isinstance(value, str) and ".py:" in value):
         return value
     path, _, name = value.rpartition(":")

@@ -122,7 +122,7 @@ class CallInputs:
         return found
 
     def copied(self, wide: bool = False, gradients: bool = False) -> CallInputs:
-        """Return copies, doubles if `wide`; if `gradients`, float and complex ones require grad."""
+        """Return copies, in float64 if `wide`; if `gradients`, floats and complex require grad."""
 
         def copy(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -185,7 +185,7 @@ class InputSource:
         return drawn
 
     def repeating(self, size: Any) -> list[str]:
-        """Return names of inputs that repeat too often (REPEATS), "all of them" without tensors."""
+        """Return names of inputs that repeat too often (REPEATS); "all of them" if no tensor."""
         seen = self._seen.get(repr(size)) or {"all of them": [0, 0]}
         return [n for n, found in seen.items() if len(found) - len({*found}) > REPEATS * len(found)]
 

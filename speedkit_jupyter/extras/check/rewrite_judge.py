@@ -26,7 +26,7 @@ LIMIT_IN_CALLS = 30
 # Limits on calls and bytes in a block, because each call has its own inputs and results in memory;
 # and on rounds: a ratio from 200 rounds is precise to a few percent.
 MOST_CALLS, MOST_BLOCK_BYTES, MOST_ROUNDS = 32, 2**28, 200
-# Limits in timed rounds, as a multiple of the limits against float64: the reference errs, too.
+# Limits in timed rounds, as a multiple of the limits against float64: the reference rounds, too.
 TIMED_LIMITS = 2.0
 UNSTEADY = "the reference returns another result each time, from the same inputs and seed"
 MOVED = "the reference no longer gives its first result: the candidate changes an object of both"

@@ -126,7 +126,7 @@ class BatchSweep:
         return bool(self._found.measured)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield after every size and block. The step's state is put back at the end."""
+        """Measure; yield after every size and block. The step's state is restored at the end."""
         budget = Budget(self.budget_s)
         with self.step.guarded() as guard:
             self._context: Any = in_force_or_none(self.step.models)

@@ -1,4 +1,4 @@
-"""%speedkit free: release memory of errors, outputs and caches; list the memory of variables."""
+"""The magic `%speedkit free`: release errors, outputs and caches; list variables' memory."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ class LoaderRace:
 
     def _attempt(self, one: LoaderWay, call: Callable[[], Any]) -> Any:
         """Return `call()`; on an error, drop the loader and return None, or raise if it's `own`."""
-        # If one loader's workers gave no batch, no others start: each could take a whole timeout.
+        # After workers that gave no batch, skip other workers: each could take a whole timeout.
         new = [way for way in self.ways[1:] if way.settings.num_workers and not way.times_s]
         if one in new and any(way.why_out for way in new):
             one.leave("not tried: other workers gave no batch")
@@ -158,7 +158,7 @@ class LoaderRace:
 
 
 class WindowClosed(BaseException):
-    """Raised to end a call after its window; not an Exception, which the step might catch."""
+    """The signal that ends a call after its window; not an Exception: the step may catch those."""
 
 
 @dataclass

@@ -96,7 +96,7 @@ def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any
 
 
 def begun_with(loader: Any, begin: Callable[[], Any]) -> AbstractContextManager[None]:
-    """Return a context manager in which each loop over this loader runs over a new `begin()`."""
+    """Return a context manager in which loops over this loader iterate over `begin()` instead."""
     make = lambda original: lambda asked: begin() if asked is loader else original(asked)  # noqa: E731
     return patched(DataLoader, "__iter__", make)
 
@@ -127,7 +127,7 @@ class Samples(NamedTuple):
 
 
 def look_at(loader: DataLoader[Any]) -> Samples:
-    """Draw samples and return properties (defaults if iterable). The caller must restore state."""
+    """Draw samples; return their properties (defaults if iterable). The caller restores state."""
     if is_iterable(loader):
         return Samples()
     # In each worker, torch seeds its own generator and the generators of these functions.

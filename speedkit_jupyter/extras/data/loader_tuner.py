@@ -38,7 +38,7 @@ UNDONE = "Epochs have {:,} batches. All is as before the search; no worker is le
 
 @dataclass(repr=False)
 class LoaderTuning(Shown):
-    """The result of a tuning: a copy of the loader, with other settings if proven faster."""
+    """The result of tuning: a copy of the loader, with other settings if proven faster."""
 
     REPORT = f"{__name__}:loader_report"
 
@@ -98,7 +98,7 @@ class LoaderTuner:
         return self._result is not None
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield after every block. The state of the step is put back at the end."""
+        """Measure; yield after every block. The state of the step is restored at the end."""
         budget = Budget(self._budget_s)
         with self._step.guarded() as guard:
             budget.reserved_s = guard.taking_s
@@ -113,7 +113,7 @@ class LoaderTuner:
     def _race(
         self, race: LoaderRace, timer: LoaderTimer, budget: Budget
     ) -> Generator[Progress, None, None]:
-        """Race all settings; choose the fastest that are proven and return the same batches."""
+        """Time all settings; choose the fastest that is proven and gives the same batches."""
         yield Progress(0.0, "a look at the samples")
         seen = loader_settings.look_at(self._loader)
         timer.restore()

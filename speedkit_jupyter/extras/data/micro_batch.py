@@ -30,7 +30,7 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 Key = int | str  # the position or name of an argument
 # Losses in torch.nn.functional that by default average over targets that are not ignored.
 MEANS = (functional.cross_entropy, functional.nll_loss)
-# The check runs up to this many samples at once, and again in two parts.
+# The check runs up to this many samples in one call, and again in two parts.
 TRIED = 4
 # Limit for the error of the parts' joint loss, relative to the largest loss. A wrong mean is off by
 # far more; one rounding is off by up to 6e-8 in float32, 5e-4 in TF32, 4e-3 in bfloat16.
@@ -69,10 +69,10 @@ def micro_batch(
         function: a function of tensors, or of containers of tensors, whose first dimension is the
             batch. It returns a scalar loss: alone, first of a tuple, or named `loss`.
         size: number of samples in a part.
-        whole: positions or names of arguments that are not split. Nor are tensors of other lengths.
+        whole: positions or names of arguments not to split. Tensors of other lengths stay whole.
         reduction: "mean" over samples, or "sum".
         weight: a function of the same arguments that returns the divisor of the mean, for a mean
-            over something else: a mask, or targets without ignored ones.
+            over other items than samples: unmasked tokens, or targets that are not ignored.
         scaler: a GradScaler for the loss.
         batch_norm: allow BatchNorm in training mode, with the statistics of each part.
 

@@ -1,4 +1,4 @@
-"""%speedkit loader and %speedkit batch; the plug-in also has %speedkit free."""
+"""The magics `%speedkit loader` and `%speedkit batch`; the plug-in also has `%speedkit free`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _step_with(names: Names, session: Session, name: str | None, loader: Any) -> tuple[Step, str]:
-    """Return step and name of the function, of a last cell that uses the loader, or of loading."""
+    """Return a step and its name: the function, the last cell if it uses the loader, or loading."""
     if name is not None:
         return step_over(loader, namespace.find_function(names, name)), name
     if session.measured is not None:

@@ -57,7 +57,7 @@ class DecodingCall(Call):
             return plain_call(self.module)(*args, **kwargs)
         progress, cache = self._code.progress, kwargs.get("past_key_values")
         tokens = kwargs.get("decoder_input_ids", kwargs.get("input_ids"))
-        # The first call with a given cache computes the prompt, which may be a single token.
+        # The first call with a given cache processes the prompt, which may be a single token.
         is_prompt = cache is None or cache is not progress.cache
         if not progress.is_on or is_prompt or tokens is None or tokens.shape[-1] != 1:
             progress.cache, progress.checked = (cache if progress.is_on else None), None
@@ -80,7 +80,7 @@ class DecodingCall(Call):
 def _described(kwargs: Mapping[str, Any]) -> Any:
     """Return a description of arguments: shape and dtype of tensors, `id()` of other objects.
 
-    Return None unless the cache is a StaticCache of StaticLayers: others may count in Python.
+    Return None unless the cache is a StaticCache of StaticLayers: other caches may count in Python.
     """
     cache = kwargs["past_key_values"]
     kinds = {type(cache).__name__, *(type(one).__name__ for one in getattr(cache, "layers", ()))}

@@ -21,7 +21,7 @@ from speedkit_jupyter.step.watching import Watcher, watching
 
 
 class TokenWatcher(Watcher):
-    """Record the seconds to each result with a cache, from the start or the previous such result.
+    """Record the seconds until each result with a cache, since the start or the last such result.
 
     The first call with a given cache counts as the prompt. `tokens` counts one per call and row.
     """

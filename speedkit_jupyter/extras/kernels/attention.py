@@ -55,7 +55,7 @@ def attention(
             to their own; or a tensor (batch,).
         documents: for documents, integers of shape (length,) or (batch, length): the document of
             each position. Queries see their own document only; negative numbers mark padding.
-        slopes: for alibi, (heads,): scores decrease by slope · distance (default: as in the paper).
+        slopes: for alibi, (heads,): scores decrease by slope · distance (default: ALiBi's).
         cap: for softcap, each score becomes cap · tanh(score / cap).
         mask_mod: a further mask, `mask_mod(batch, head, query, key)` as in FlexAttention: indices
             are tensors that broadcast, and True means visible.

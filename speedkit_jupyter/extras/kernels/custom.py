@@ -109,7 +109,7 @@ def forget(name: str) -> None:
 
 
 class OwnKernel(Optimization):
-    """Replaces the `forward` of modules whose class is `replaces` or inherits its `forward`."""
+    """Replace the `forward` of modules whose class is `replaces` or inherits its `forward`."""
 
     variable = None
     before = "malloc"  # precedes quantization, so that modules are still plain

@@ -27,7 +27,7 @@ SIZES, THREAD_QUERIES = (64, 128, 256), 64
 CAUSAL_QUERIES = 1024
 # If blocks would compute more than this share of all scores, one call for all queries is faster.
 DENSE = 0.85
-# Devices where the rule takes FlexAttention, and the fewest queries for it (its block size).
+# Devices where the rule picks FlexAttention, and its fewest queries there (its block size).
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
 # Seconds of timed rounds (first calls excluded), fewest and most rounds, and the relative time
 # below which a measured choice replaces the rule's choice.
@@ -89,7 +89,7 @@ class Prepared:
         return engines.by_blocks(inputs, pattern, self.made(laid_out, shape, size))
 
     def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
-        """Run the measured engine (`tune` measures it); else, or if flex fails, the rule's."""
+        """Run the measured engine (`tune` measures it); if none, or flex fails, the rule's."""
         known, shape, trains = self.known, inputs.shape, inputs.is_learned
         asked = shape, trains, torch.is_grad_enabled()
         if tune and asked not in known.choices:

@@ -261,7 +261,7 @@ def _scored(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> tor
         scores = pattern.score(scores, *block.at)
         if block.mask is not None:
             scores = scores.masked_fill(~block.mask, -torch.inf)
-        # The greatest score has weight 1, so a row's sum is at least 1, or 0 if it sees no key.
+        # The greatest score has weight 1, so a row's sum is 1 or more, or 0 if all keys are masked.
         weights = (scores - scores.detach().amax(-1, keepdim=True).clamp(min=lowest)).exp()
         total = weights.sum(-1, keepdim=True).clamp(min=1.0)
         found = weights.view(batch, k.shape[1], -1, scores.shape[-1]) @ v.to(exact)

@@ -23,7 +23,7 @@ COMPARED = 3
 # Largest relative distance between the changes by the graph and by plain steps: above the rounding
 # of other kernels (1e-6 in float32), below the effect of a frozen learning rate or counter. If
 # two plain runs differ (due to atomic sums), the limit rises to NOISE_TIMES their distance, at most
-# MOST_ERROR: a larger distance between plain runs comes from state that can't be put back.
+# MOST_ERROR: a larger distance between plain runs comes from state that can't be restored.
 ALLOWED_ERROR, NOISE_TIMES, MOST_ERROR = 1e-3, 10, 0.03
 KIND = "cuda"  # the type of devices that record graphs
 FROZEN = "the graph repeats the numbers that Python computed when it was recorded"
@@ -49,7 +49,7 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
     Returns:
         A GraphedStep, which returns detached copies of the results. If no graph is possible, a
         warning is shown, `why` has the reason, and each call runs the plain step. A call with other
-        shapes, dtypes, devices or gradient mode also runs it. So do all calls, after one warning,
+        shapes, dtypes, devices or gradient mode also runs the step. After a warning, all calls do,
         once weights move, training modes or hyperparameters change, or optimizer state is replaced.
 
     Raises:
@@ -131,7 +131,7 @@ class GraphedStep:
         return ""
 
     def _recorded(self, before: Snapshot) -> str:
-        """Record a graph and compare it with plain steps; return the reason against it, or ''."""
+        """Record a graph and compare it with plain steps; return the reason to reject it, or ''."""
         for name, why in before.failed.items():
             return f"{name} {why}"
         plain = self._changes(self._step, before)

@@ -83,7 +83,7 @@ class Launch:
 
 
 def names_of(source: str) -> tuple[set[str], set[str]]:
-    """Return the global names that code reads (or may look up by string), and those it binds."""
+    """Return the global names that code reads (or may look up by string), and names it binds."""
     found = global_names(compile(source, "<cell>", "exec"))
     return {*found.read, *found.bound, *(found.texts or ())}, {*found.bound}
 
@@ -101,7 +101,7 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
         **kwargs: keyword arguments of the function; each worker gets a copy.
 
     Returns:
-        The function's result on rank 0; None, with a message, if that can't be sent back.
+        The function's result on rank 0; None, with a message, if it can't be sent back.
 
     Raises:
         RankError: the function raised an error on a rank.

@@ -35,7 +35,7 @@ OWN = {"In", "Out", "get_ipython", "exit", "quit", "open", "display"}
 
 
 class CellGlobals(dict[str, Any]):
-    """A placeholder for the globals of a cell's functions; the reader puts its namespace there."""
+    """A placeholder for the globals of a cell's functions; the reader substitutes its namespace."""
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -119,7 +119,7 @@ def written(
     units: Callable[[Pickler], Iterable[Any]],
     value_of: Callable[[Any], Any],
 ) -> tuple[Pickler, dict[Any, str]]:
-    """Write units (names or numbers) with a new pickler; return it and the failures by unit."""
+    """Write units (names or numbers) with a new pickler; return the pickler and failed units."""
     failed: dict[Any, str] = {}
     while True:
         pickler, count = make(), len(failed)

@@ -1,4 +1,4 @@
-"""%speedkit processes, %%speedkit launch and %%speedbench --processes: run cells on workers."""
+"""Run cells on workers: %speedkit processes, %%speedkit launch, %%speedbench --processes."""
 
 from __future__ import annotations
 

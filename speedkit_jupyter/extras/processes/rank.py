@@ -113,7 +113,7 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
 
 
 def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) -> None:
-    """Until `ended`, write a cell's CPU seconds, collectives and stack to a file on changes."""
+    """Until `ended`, write a cell's CPU seconds, collectives and stack to a file if changed."""
     before = ""
     while not ended.wait(ALONE_S / 10):
         stack = "".join(traceback.format_stack(sys._current_frames()[thread]))
@@ -126,7 +126,7 @@ def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) ->
 
 
 def _meet(folder: Path, outcome: Outcome) -> None:
-    """Wait until all ranks end. If one waits for this rank, report that one, raise RuntimeError."""
+    """Wait until all ranks end. If one waits for this one, note its stack; raise RuntimeError."""
     entered = torch_private.collectives()
     (folder / f"ended.{outcome.rank}").touch()
     while len([*folder.glob("ended.*")]) < int(os.environ["WORLD_SIZE"]):

@@ -104,7 +104,7 @@ class Sharded:
 
     def __exit__(self, kind: object, *error: object) -> None:
         model = self._modules[-1]()
-        if model is None or kind is GeneratorExit:  # the model is gone, or its plan abandoned
+        if model is None or kind is GeneratorExit:  # the model was deleted, or the plan abandoned
             return
         parts = dict(model.named_parameters(remove_duplicate=False))
         pairs = {id(parts[name]): (parts[name], old) for name, old in self._originals.items()}

@@ -29,7 +29,7 @@ from speedkit_jupyter.step.memory import size, state_tensors
 
 SINGLE = "single"
 WORDS = (SINGLE, "ddp", "fsdp2")
-# Losses count as equal up to this relative difference: float32 sums differ in order.
+# Losses count as equal up to this relative difference: float32 sums depend on their order.
 EQUAL = 1e-3
 # Seconds per step of the slowest rank, rank 0's loss, and the largest state of a rank in bytes.
 StrategyBlock = tuple[float, float | None, int]
@@ -48,7 +48,7 @@ class StrategyRow:
 
 
 def rows(blocks: Mapping[str, Sequence[StrategyBlock]], ranks: int) -> Iterator[StrategyRow]:
-    """Yield a row for each strategy; `single` runs on one rank, the others on all `ranks`."""
+    """Yield a row for each strategy; `single` runs on one rank, other strategies on all `ranks`."""
     seconds = {name: [step_s for step_s, _, _ in every] for name, every in blocks.items()}
     expected = blocks[SINGLE][-1][1]
     for name, every in blocks.items():
@@ -87,7 +87,7 @@ def race(
                 blocks[name].append(_block(name, step, model, optimizers, steps))
             if rounds.number == 1:  # the warm-up, which gives the slowest strategy's step time
                 slowest_s = max(every.pop()[0] for every in blocks.values())
-                # Long blocks: ranks leave a barrier up to a few timed milliseconds apart.
+                # Long blocks, because ranks leave the barrier up to a few milliseconds apart.
                 steps = block_length(slowest_s, block_s=5 * BLOCK_S)
             is_enough = rounds.number > least_rounds(len(strategies))
             over = [time.monotonic() > until_s and is_enough]

@@ -1,4 +1,4 @@
-"""`%speedkit code --as torchrun`: a plan as a script for several processes."""
+"""Write a plan as a script for several processes: `%speedkit code --as torchrun`."""
 
 from __future__ import annotations
 

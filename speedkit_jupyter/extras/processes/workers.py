@@ -146,7 +146,7 @@ class Workers:
     ) -> Generator[tuple[Mapping[int, str], list[Outcome]], None, None]:
         """Run a cell; yield each rank's output so far and []; at the end, the output and outcomes.
 
-        After an error or Ctrl-C, replace the process group, else stop the workers; then re-raise.
+        After an error or Ctrl-C, replace the process group or else stop the workers; re-raise.
         """
         sent = self._sent(run, folder, source, bound)
         try:
@@ -163,7 +163,7 @@ class Workers:
         return [rank for rank, pid in enumerate(self.pids) if not _runs(pid)]
 
     def _recover(self, sent: list[Any]) -> None:
-        """Interrupt the cell on all ranks and create a new process group; else stop the workers."""
+        """Interrupt all ranks and create a new process group; if that fails, stop the workers."""
         with suppress(BaseException):  # including another Ctrl-C
             wait(sent, POLL_S)  # ranks may end by themselves
             for pid, one in zip(self.pids, sent, strict=True):
@@ -182,12 +182,12 @@ class Workers:
         ours = _started_from(self.folder)
         with suppress(Exception):
             client.close()
-        for process in ours:  # else ipyparallel waits for each
+        for process in ours:  # first, because ipyparallel waits for each process
             with suppress(psutil.Error):
                 process.kill()
         with suppress(Exception):
             cluster.stop_cluster_sync()
-            if thread := cluster._async_thread:  # ipyparallel leaves it running
+            if thread := cluster._async_thread:  # ipyparallel leaves this thread running
                 cluster._thread_loop.add_callback(cluster._thread_loop.stop)
                 thread.join(EXIT_S)
                 cluster._thread_loop.close()

@@ -30,7 +30,7 @@ IN_USE = "the code already runs torch's profiler, and only one can run at a time
 
 
 class OperatorPlace(NamedTuple):
-    """The place of an operator: its module (or ""), whether it runs in backward, and its name."""
+    """The place of an operator: its module (or ""), whether in a backward pass, and its name."""
 
     module: str
     is_backward: bool

@@ -250,7 +250,7 @@ def _counted(recorder: Recorder, part: Part, original: Any, /, *args: Any, **kwa
 
 
 def _waiting(recorder: Recorder, name: str, original: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call `original`; record its wait, except in data, compiling, or a library's CPU tensors."""
+    """Call `original`; record its wait, except in parts like data, or in library code on a CPU."""
     if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
         args[0].device.type == "cpu" and not is_users(sys._getframe(2).f_code.co_filename)
     ):

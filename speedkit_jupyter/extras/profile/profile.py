@@ -200,7 +200,7 @@ class Profile(Shown):
 
     @property
     def cost(self) -> float | None:
-        """Return the median profiled call ÷ the median plain call; None without both."""
+        """Return the median profiled call ÷ the median plain call; None if one is missing."""
         if not (self.plain_s and self.splits):
             return None
         profiled_s = median(sum(split.pieces.values()) for split in self.splits)

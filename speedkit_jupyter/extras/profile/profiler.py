@@ -1,4 +1,4 @@
-"""Profile a step in turns of plain and profiled calls, and put all state back."""
+"""Profile a step in turns of plain and profiled calls, and restore all state."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LONGEST_TRACED_S = 3.0
 class IsolatedStep:
     """A step inside a measurement guard.
 
-    `call` runs the step once, `settle` puts the step's state back. `begin` prepares a timed call by
+    `call` runs the step once, `settle` restores the step's state. `begin` prepares a timed call by
     `settle` and, if the step `is_short`, an untimed call, because patching clears type caches.
     """
 
@@ -92,7 +92,7 @@ class Profiler:
         return bool(self._profile.taken)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield between turns of calls. The state of the step is put back at the end."""
+        """Measure; yield between turns of calls. The state of the step is restored at the end."""
         with self.guarded() as guard:
             yield from self.measured(guard)
 

@@ -52,7 +52,7 @@ class Rollout(Shown):
         return next((one for one in self.trials if one.way.words == self.way.words), None)
 
     def drift(self) -> Any:
-        """Return a matplotlib figure of drifts from the plain loop; ArgumentError if untuned."""
+        """Return a figure of drifts from the plain loop. Raises ArgumentError if untuned."""
         drifts = {one.way.name: one.drift for one in self.trials if one.drift is not None}
         if not drifts:
             raise ArgumentError("no drift was measured: give tune=True")
@@ -106,7 +106,7 @@ def rollout(
         tolerance: the largest difference from the plain states, as a share of the state's norm.
             Ways without bf16 may differ by twice the effect of rounding `x0`, if that is larger.
         budget_s: seconds of tuning except compiling (default: a fifth of the rollout, at least 30).
-        runs: the number of planned rollouts of this kind; with more runs compiling may pay off.
+        runs: the number of planned rollouts of this kind; with more runs, compiling may save time.
 
     Returns:
         A Rollout, whose `state` has the shape, dtype and device of `x0`; with `every` an iterator.

@@ -52,7 +52,7 @@ class Way:
 
 
 def way_of(words: Any, micro_batch: Any) -> Way:
-    """Return the way for a string such as "bf16+compile" or a given Way. Raises ArgumentError."""
+    """Return the Way for a string ("bf16+compile") or a Way. Raises ArgumentError if invalid."""
     if micro_batch is not None:
         arguments.count("micro_batch", micro_batch)
     if isinstance(words, Way):
@@ -69,7 +69,7 @@ def way_of(words: Any, micro_batch: Any) -> Way:
 
 
 def policy_of(policy: Any) -> StateRule:
-    """Return a policy as a function of `f(x)` and `x`. Raises ArgumentError."""
+    """Return a policy as a function of `f(x)` and `x`. Raises ArgumentError if unknown."""
     if callable(policy):
         return policy  # type: ignore[no-any-return]
     if policy == "autoregressive":
@@ -95,7 +95,7 @@ def buffers_kept(operator: Any) -> Iterator[None]:
 
 
 class Program:
-    """Runs a rollout's steps in a `Way`. Raises ArgumentError if a required copy can't be made."""
+    """Run a rollout's steps in a `Way`. Raises ArgumentError if a required copy can't be made."""
 
     def __init__(self, operator: Callable[..., Any], policy: StateRule, way: Way) -> None:
         self.way = way

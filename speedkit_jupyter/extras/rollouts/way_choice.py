@@ -185,7 +185,7 @@ class WaySearch:
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 
     def _try(self, trial: WayTrial) -> str:
-        """Time a way, compare its states; return the reason against the way, or make it `best`."""
+        """Time a way, compare its states; return the reason to reject it, or make it `best`."""
         best, program = self.best, Program(self.operator, self.policy, trial.way)
         begun_s = clock.now()
         program.advance(self.x, 1)
@@ -202,7 +202,7 @@ class WaySearch:
         return ""
 
     def _raced(self, program: Program) -> tuple[Ratio, float, float]:
-        """Race a program with the best; return its speed-up, and seconds per step (best, new)."""
+        """Time a program against the best; return its speed-up, seconds per step (best, new)."""
         device = self.x.device
         one_s = clock.timed(partial(program.advance, self.x, 1), device)
         steps = min(block_length(one_s), self.steps)

@@ -1,4 +1,4 @@
-"""%speedkit verify, and its report: loss curves with and without a plan."""
+"""The magic `%speedkit verify`, and its report: loss curves with and without a plan."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _curve(result: Verification, curve: Curve) -> list[Any]:
 
 
 def loss_curves(curve: Curve, name: str) -> Figure:
-    """Return a figure of the losses of baseline, plan (`name`) and farthest other baseline."""
+    """Return a figure of the losses: baseline, plan (`name`), farthest other baseline."""
     axes = rendering.axes_of(3.2, "call of the step")
     curves: tuple[tuple[list[float], str, Any], ...] = (
         (curve.other, "another baseline", {"color": rendering.NEUTRAL, "linestyle": ":"}),

@@ -145,7 +145,7 @@ def watched() -> Iterator[Losses]:
 def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     """Return the curves of `runs`: the baseline, the plan, and other baselines.
 
-    There is one curve per loss, or one of the mean for over MOST_LOSSES or a varying number.
+    There is one curve per loss; one for the mean if losses exceed MOST_LOSSES or vary in number.
     `unit` is the coarser unit roundoff of plan and model.
     """
     steps = [step for run in runs for step in run]
@@ -236,7 +236,7 @@ class Verifier:
         return any(self._result.runs[1:])
 
     def run(self) -> Generator[Progress, None, None]:
-        """Train baseline, plan and, if the plan ran, other baselines; yield after every step."""
+        """Train without the plan, then with it; if it ran, again without it, from other seeds."""
         step = self.step
         with hidden(*step.models), step.guarded() as guard:
             with optimizers_made(step.models) as made:
@@ -260,14 +260,14 @@ class Verifier:
                 yield from self._train("another baseline", None, seed)
 
     def _needs_another(self) -> bool:
-        """Return whether to train another baseline: one always, more if curves differ a little."""
+        """Return whether to train another baseline: at least one, more for small differences."""
         others = len(self._result.runs) - 2
         curves = [curve for curve in self._result.curves if curve.agreement != "same"]
         is_open = any(curve.distance <= FAR_AWAY * curve.allowed for curve in curves)
         return not others or (is_open and others < MOST_BASELINES)
 
     def _train(self, title: str, config: SpeedConfig | None, run: int) -> Iterator[Progress]:
-        """Train baseline (`run` 0), plan (1) or another baseline on the same data; store losses."""
+        """Train the baseline (`run` 0), the plan (1) or another baseline; store the losses."""
         step = self.step
         contexts = [prepare(m, config, step.holders(m), self._facts.made) for m in step.models]
         runner, losses = Runner(step, contexts, Record(title), self._facts), list[Losses]()

@@ -24,7 +24,7 @@ END = object()
 
 
 class BackgroundRun:
-    """A benchmark or search in the background, which calls `told(self)` at pauses and at the end.
+    """Run a benchmark or search in the background; call `told(self)` at pauses and at the end.
 
     `message` says why the run failed, or that no round fitted; `result` is None until the run ends,
     and without results. The user's state is in place whenever another task of the event loop runs.

@@ -257,7 +257,7 @@ class Panel:
         self._draw()
 
     def _followed(self, run: background_run.BackgroundRun) -> None:
-        """Redraw; after a run, first store the result, and set `config` to a search's answer."""
+        """Redraw; after a run, first store its result, and set `config` to the plan it found."""
         if run.state != "running":
             result, self._message = run.result, run.message
             self._report = None if result is None else result.report().brief()

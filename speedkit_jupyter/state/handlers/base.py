@@ -33,7 +33,7 @@ class CopyBudget:
 
 
 class StateHandler:
-    """Handle one kind of state. A list subclass, for example, has two: elements and attributes.
+    """Handle one kind of state. A list subclass has two kinds, for example: elements, attributes.
 
     `copy` returns an object's values, or references to the object's parts (`children`). The parts'
     handlers copy the contents of the parts.
@@ -41,7 +41,7 @@ class StateHandler:
 
     types: tuple[type, ...] = ()  # classes with this kind of state
     bulky = False  # True if snapshots share an earlier snapshot's copies of unchanged objects
-    has_state = True  # True if the objects have state to put back
+    has_state = True  # True if the objects have state to restore
 
     def recognizes(self, cls: type) -> bool:
         """Return whether instances of this class have this kind of state."""
@@ -78,7 +78,7 @@ class StateHandler:
         """Replace all references to `old` in the object by references to `new`."""
 
     def is_unrestorable(self, instance: Any) -> bool:
-        """Return whether the object can't be put back; the user is then warned before the run."""
+        """Return whether the object can't be restored; then the user is warned before the run."""
         return False
 
 

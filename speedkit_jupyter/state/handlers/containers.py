@@ -100,7 +100,7 @@ class Sets(CompositeHandler):
 
 
 class Attributes(StateHandler):
-    """Handle instances: the class and the `__dict__`, whose entries are handled as a dict."""
+    """Handle instances: the class, and which object `__dict__` is; `Dicts` handles its entries."""
 
     def recognizes(self, cls: type) -> bool:
         return cls.__dictoffset__ != 0 and not issubclass(cls, type | ModuleType)
@@ -121,7 +121,7 @@ class Attributes(StateHandler):
 
 
 class Scripted(StateHandler):
-    """Handle TorchScript modules' C++ attributes: compare tensors by identity, others by value."""
+    """Handle TorchScript modules' C++ attributes: compare tensors by identity, the rest by `==`."""
 
     types = (torch.jit.ScriptModule,)
 

@@ -28,7 +28,7 @@ TEXTUAL = frozenset([
 
 
 class Names:
-    """The names that code uses in the namespace `space`; if `whole`, all without a leading `__`.
+    """The names that code uses in the namespace `space`; if `whole`, all names except `__` names.
 
     Code reads the names `read`, assigns or deletes `bound`, and reaches `others`, such as modules.
     """
@@ -50,7 +50,7 @@ class Names:
 
 
 class NamesHandler(NamedParts):
-    """Handle global names: compare all; put back only names that code binds, or all if `whole`."""
+    """Handle global names: compare all; restore only names that code binds, or all if `whole`."""
 
     types = (Names,)
 

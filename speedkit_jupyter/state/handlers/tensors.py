@@ -17,7 +17,7 @@ LARGE_BYTES = 1 << 20
 
 
 class StorageCopy(NamedTuple):
-    """A tensor's metadata; `saved` has its values, `home` aliases its memory; both may be None."""
+    """A tensor's metadata; `saved` has its values, `home` aliases its memory; each may be None."""
 
     saved: torch.Tensor | None
     home: torch.Tensor | None
@@ -94,7 +94,7 @@ class Tensors(StateHandler):
 
 
 class Gradients(StateHandler):
-    """Handle the `.grad` and the hooks of tensors; both are put back after all values."""
+    """Handle the `.grad` and the hooks of tensors, which are restored after all values."""
 
     types = (torch.Tensor,)
 

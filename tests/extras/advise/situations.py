@@ -1,4 +1,4 @@
-"""A situation for rules: a step that really runs, with shares of its time that a test gives it."""
+"""Situations for advice rules: a step really runs, and a test sets the shares of its time."""
 
 import itertools
 import linecache
@@ -27,7 +27,7 @@ NUMBERS = itertools.count()
 
 
 def written(code: str) -> Callable[[], object]:
-    """The function `step` of this code, or one that consists of it; Python finds its lines."""
+    """Return the code's function `step`, or a function of the code; linecache knows its lines."""
     code = textwrap.dedent(code)
     if "def step" not in code:
         code = "def step():\n" + textwrap.indent(code, "    ")
@@ -47,7 +47,7 @@ def seen(
     hardware: str = "cpu",
     **changes: Any,
 ) -> Situation:
-    """What rules see of a step called once; `shares` of its parts, `lines` by pieces of text."""
+    """Call a step once and return its Situation. `lines` has shares by a text in the line."""
     step = written(step) if isinstance(step, str) else step
     measured = step_of(step)
     call = observed(step, Subject(measured.models, measured.optimizers).parameters)
@@ -71,7 +71,7 @@ def seen(
 
 
 def found(rule: str, step: Callable[[], object] | str, **given: Any) -> list[Opportunity]:
-    """Return the opportunities of one rule, with no more gain than their own evidence allows."""
+    """Return the opportunities of one rule; assert that their evidence allows the gains."""
     said = [*RULES[rule](seen(step, **given))]
     for one in said:
         named = re.findall(r"([\d.]+) % of (?:the step|it)\b", one.evidence)

@@ -1,4 +1,4 @@
-"""What the steps of the tests are written with."""
+"""Classes, functions and names that the steps of the tests use."""
 
 import copy
 import gc
@@ -31,7 +31,7 @@ class Stream(IterableDataset[Any]):
 
 
 class OwnNumbers(Squares):
-    """Each worker would draw the same numbers from its copy of the generator."""
+    """Draws from its own generator: all workers would draw the same numbers from their copies."""
 
     def __init__(self) -> None:
         self.numbers = np.random.default_rng(0)
@@ -50,14 +50,14 @@ class Table(nn.Module):
 
 
 def words(length: int, width: int = 32) -> torch.Tensor:
-    """Rows of words that end in padding."""
+    """Return four rows of `length` words, padded with zeros to `width`."""
     batch = torch.zeros(4, width, dtype=torch.long)
     batch[:, :length] = 7
     return batch
 
 
 def namespace() -> dict[str, Any]:
-    """The names that a step may use; `model`, `opt` and `x` are new each time."""
+    """Return the names that a step may use, with new objects for `model`, `opt` and `x`."""
     model = net()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     return {

@@ -1,4 +1,4 @@
-"""Each rule speaks of its own reason, and is silent where it is wrong."""
+"""Each rule reports its own reason, and reports nothing if the reason doesn't apply."""
 
 import re
 from pathlib import Path
@@ -146,7 +146,7 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("workers", epoch("DataLoader(Stream(), 2)"), waiting(0.4), None),
     ("workers", epoch("DataLoader(TensorDataset(torch.ones(8, 4)), 2)"), waiting(0.4), None),
     ("workers", epoch("DataLoader(Squares(), 2)"), waiting(0.4) | {"hardware": "one_core"}, None),
-    # What tuning the loader would not try either.
+    # Nor would tune_loader() try workers with this data set.
     ("workers", epoch("DataLoader(OwnNumbers(), 2)"), waiting(0.4), None),
     ("in_memory", epoch("DataLoader(TensorDataset(torch.ones(8, 4)), 2)"), waiting(0.5), "50 %"),
     ("in_memory", epoch("DataLoader(TensorDataset(torch.ones(8, 4)), 2, collate_fn="
@@ -157,7 +157,7 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
      "put rows of similar length together"),
     ("many_lengths", LENGTHS.format("model.compile(backend='eager')"), TRAINS, "(8, 16, 40, 48)"),
     ("many_lengths", LENGTHS.format("pass"), TRAINS, None),
-    # A mask of ones beside full words, and beside padded ones.
+    # An attention mask of ones, for rows without padding and for padded rows.
     ("padding", "model = Table(8); words = torch.randint(1, 8, (4, 32))\ndef step():\n"
      "    model(words, attention_mask=torch.ones_like(words)).sum().backward()", TRAINS, None),
     ("padding", "model = Table(8)\nwords = words(8)\ndef step():\n"
@@ -185,11 +185,11 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
      "total += loss.item(); [].append(loss.detach())", TRAINS, None),
     ("graph_kept", SUMMED.format("total += loss"), TRAINS, "`total += loss`"),
     ("graph_kept", SUMMED.format("kept.append(loss)"), TRAINS, "`kept.append(loss)`"),
-    # Accumulated over the parts of one step, or over the steps of an epoch.
+    # A loss may be summed over the parts of one step, not over the steps of an epoch.
     ("graph_kept", PARTS, TRAINS, None),
     ("graph_kept", PARTS.replace("loss.backward()", "loss.backward(); opt.step()"), TRAINS,
      "`total += loss`"),
-    # A sum of the parts of each step: by a function that makes one step, and in a loop over steps.
+    # A loss summed over the parts of each step, in a function for a step and in a loop over steps.
     ("graph_kept", STEPS.format("one_step(part)"), TRAINS, None),
     ("graph_kept", STEPS.format(ONE_STEP), TRAINS, None),
     ("frozen_gradients", FROZEN.format("head(body(x)).sum().backward()"), TRAINS,
@@ -197,7 +197,7 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("frozen_gradients", FROZEN.format("head(body(x)).sum().backward()"), TRAINS,
      "body.requires_grad_(False)"),
     ("frozen_gradients", TEACHER, TRAINS, None),
-    ("frozen_gradients", "opt = torch.optim.SGD(model[2].parameters(), lr=0.1)\n"  # made inside
+    ("frozen_gradients", "opt = torch.optim.SGD(model[2].parameters(), lr=0.1)\n"  # in the step
      "model(x).sum().backward(); opt.step()", TRAINS, "2 parameters require"),
     ("double_precision", trained("net().double()", "torch.from_numpy(np.ones((8, 4)))"),
      TRAINS, "float64"),
@@ -250,7 +250,7 @@ def test_workers_that_start_for_each_loop_are_kept():
     (draws,) = situation.observed.draws.values()
     loader, rule = draws.loader, RULES["worker_start"]
     draws.next_s, draws.waited_s = [0.1, 0.01, 0.01, 0.01], 0.25
-    assert list(rule(situation)) == []  # it has no workers
+    assert list(rule(situation)) == []  # the loader has no workers
     loader.num_workers = 2
     (one,) = rule(situation)
     assert one.gain.high > 1.1
@@ -263,16 +263,16 @@ def test_samples_that_are_asked_one_by_one_are_asked_at_once(monkeypatch):
     assert "16 calls" in one.evidence
     chained = "y = torch.ones(1, 4)\nfor _ in range(16):\n    y = F.pad(model(y), (0, 2))"
     assert found("one_by_one", chained, shares={"forward": 0.8}) == []
-    # Made of what the call before has chosen, or not: nobody can say.
+    # The rule can't know whether a call's input depends on the result of the call before.
     (one,) = found("one_by_one", ROLL_OUT, shares={"forward": 0.4, "rest": 0.5})
     assert "only if no row depends on an earlier call's result" in one.risk
-    assert one.gain.high < 1.8  # the rest stays
+    assert one.gain.high < 1.8  # the time of the rest remains
 
 
 @pytest.mark.parametrize(("times", "seconds", "is_said"), [(32, 0.1, True), (1, 0.1, False),
                                                             (64, 0.001, False)])  # fmt: skip
 def test_waits_count_where_there_are_many_and_they_take_time(times, seconds, is_said):
-    """On a CPU; all of `generate` is one line of the user's, whose share is not waiting."""
+    """On a CPU, the time of a long line, such as a call of `generate`, is not all waiting."""
     situation = seen("model(x)", shares={"forward": 0.5}, lines={"model(x)": 0.4})
     ((spot, _),) = situation.profile.lines.own
     split, line = situation.profile.splits[0], (spot, "item")

@@ -1,4 +1,4 @@
-"""auto on real loops, whose steps take made-up times by the plan that is in force."""
+"""auto on real loops, whose simulated step time depends on the plan in force."""
 
 import copy
 import gc
@@ -28,7 +28,7 @@ from speedkit_jupyter.plans.registry import is_measuring
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.exceptions import ArgumentError
 
-ELSEWHERE: list[torch.Tensor] = []  # what hooks of users keep
+ELSEWHERE: list[torch.Tensor] = []  # results that a user's hook keeps
 pytestmark = [pytest.mark.usefixtures("bf16_machine"), pytest.mark.long]
 
 
@@ -232,7 +232,7 @@ def test_exact_evaluation_is_plain_and_seeks_no_optimizers_at_each_call(loop, mo
         assert running.latest.plans.is_applied
         search.reset_mock()
         for _ in range(10):
-            net(x).sum().backward()  # a batch that is left over, without a step
+            net(x).sum().backward()  # a last backward pass without a step
             net.eval()
             with torch.no_grad():
                 result = net(x)
@@ -284,7 +284,7 @@ def test_a_new_optimizer_of_a_model_begins_a_new_loop_in_the_place_of_the_old_on
     train(60)
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
     for known in running.loops:
-        known.plans.optimizers.clear()  # as if the old one had been deleted
+        known.plans.optimizers.clear()  # as if the old optimizer had been deleted
     for _ in range(10):
         net(torch.rand(4, 8)).sum().backward()
         optimizer.step()
@@ -386,7 +386,7 @@ def test_a_model_that_predicts_races_by_its_calls_and_its_modules_keep_no_hooks(
             net(torch.rand(4, 8))
     assert "bf16" in running.latest.race.leader
     assert not modules._has_any_global_hook()
-    net(torch.rand(4, 8, requires_grad=True))  # no gradient was compared
+    net(torch.rand(4, 8, requires_grad=True))  # gradients were never compared
     assert running.latest.plans.in_force == BASELINE
 
 
@@ -447,7 +447,7 @@ def test_a_winner_whose_model_is_gone_leaves_nothing_in_force(make_net, running)
     while running.latest is None or running.latest.race.proof is None:
         net(torch.rand(4, 8)).sum().backward()
         optimizer.step()
-    running.latest.plans.force(BASELINE)  # a plan on trial keeps the model
+    running.latest.plans.force(BASELINE)  # a plan on trial would keep the model alive
     del net, optimizer
     gc.collect()
     running.end_cell()

@@ -1,4 +1,4 @@
-"""Plans that compile: in another process while the loop goes on, and only where that pays."""
+"""Plans that compile: in another process while the loop runs, and only if that pays off."""
 
 import sys
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def _fresh():
 
 @pytest.fixture
 def at_once(running, monkeypatch):
-    """Compiling is expected to cost nothing, and may cost all; it begins after the races."""
+    """Expect compiling to take no time, allow it any overhead, and begin it after the races."""
     running._options = (1.0, *running._options[1:])
     for name in ("TRACING_S", "SLOWED", "LOADING"):
         monkeypatch.setattr(compiling, name, 0.0)
@@ -35,7 +35,7 @@ def at_once(running, monkeypatch):
 
 
 def settled(loop, running, until):
-    """Train until `until(work)` is true."""
+    """Train until `until(work)` is true; return the work."""
     _, _, train = loop
     for _ in range(100):
         train(20)
@@ -133,7 +133,7 @@ def test_compiled_code_races_and_begins_the_next_run(running, at_once, monkeypat
         running, dropout, lambda work: work.race.is_settled and word in str(work.race.tried)
     )
     assert not any("not compiled" in why for why in work.race.reasons.values())
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == known + 2  # with tracing
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == known + 2  # traced twice
     values = work.plans.candidates[word].values
     found = SimpleNamespace(value={"values": values, "speedup": 3.0, "low": 2.0, "high": 4.0})
     monkeypatch.setattr(learning, "find", lambda where, task: found)

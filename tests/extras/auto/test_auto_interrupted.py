@@ -19,18 +19,18 @@ pytestmark = pytest.mark.real_time
 
 @pytest.fixture
 def alarm():
-    """Raises KeyboardInterrupt after some seconds, as Ctrl-C would."""
+    """Return a function that raises KeyboardInterrupt after some seconds, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         pytest.skip("no alarm here")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
-    torch.set_grad_enabled(True)  # an interrupt may cut the end of a no_grad() of torch
+    torch.set_grad_enabled(True)  # an interrupt may skip the exit of a no_grad() in torch
 
 
 def train(net, optimizer, begin):
-    """Train until the alarm that `begin` sets; Python loses one that rings in a destructor."""
+    """Train until the alarm; set it anew at times, as Python drops errors in destructors."""
     for number in itertools.count():
         if number % 1000 == 0:
             begin()

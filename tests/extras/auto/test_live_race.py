@@ -1,4 +1,4 @@
-"""The race alone: it is told seconds, and says which plan serves the next step."""
+"""The race alone: it gets the seconds of a step and chooses the plan of the next step."""
 
 import random
 
@@ -26,7 +26,7 @@ class Bursts:
 
 
 class Run:
-    """A run of steps that take `step_s`, divided by how many times as fast a plan is."""
+    """A run whose steps take `step_s`, divided by the speed of the plan in force."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Run:
         self.total_s, self.served, self.shares = 0.0, list[str](), list[float]()
 
     def steps(self, number: int, kinds: dict[str, float] | None = None) -> "Run":
-        """Make steps, of batches that take so many times as long by their kind."""
+        """Run `number` steps. `kinds` has the factors of their time by the kind of the batch."""
         for _ in range(number):
             kind = self._random.choice([*kinds]) if kinds else "all"
             name = self.race.active
@@ -110,7 +110,7 @@ def test_a_plan_that_needs_no_examination_races_while_the_loop_pays_for_one(fuse
     while not run.examined_s:
         run.steps(1)
     assert "fused" in run.served
-    assert run.examined_s["bf16"] < 1.35 * 0.05 / 0.02  # it waited for hardly more than its costs
+    assert run.examined_s["bf16"] < 1.35 * 0.05 / 0.02  # soon after 2 % of the run paid for it
     assert run.race.leader == (BASELINE if fused == 1.0 else "fused")
     before = len(run.served)
     while run.race.leader != "bf16":

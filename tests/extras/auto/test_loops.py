@@ -1,4 +1,4 @@
-"""Kinds of loops, and the cells that hold them."""
+"""auto on several kinds of training loops, and on cells that contain loops."""
 
 import copy
 import re
@@ -252,7 +252,7 @@ def test_plans_race_in_a_loop_that_trains_as_it_did(loop, make_net, tmp_path):
 
 
 class Writer(nn.Module):
-    """A language model of one layer that generates as libraries do: a call for each token."""
+    """A small language model that generates as libraries do, with one call for each token."""
 
     def __init__(self, clock):
         super().__init__()

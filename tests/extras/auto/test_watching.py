@@ -39,7 +39,7 @@ def test_the_noise_of_a_loss_that_has_converged_does_not_count():
 
 def test_a_value_that_is_no_number_counts_at_once_unless_fp16_skips_the_step():
     assert signal().noted("plan", math.nan)
-    assert Signal("loss", 3.0, 0.1, may_overflow=False).noted("plan", math.nan)  # of an earlier run
+    assert Signal("loss", 3.0, 0.1, may_overflow=False).noted("plan", math.nan)  # no plain steps
     assert not signal(may_overflow=True).noted("plan", math.inf)
 
 
@@ -159,7 +159,7 @@ def test_a_plan_that_does_harm_later_is_dropped_for_good(loop, running, harm, re
     running.begin()
     running.begin_cell()
     train(5)
-    assert "bf16" not in running.latest.race.leader  # it is no longer learned
+    assert "bf16" not in running.latest.race.leader  # the next run doesn't begin with it
 
 
 @pytest.mark.parametrize("bad", [1000.0, float("nan")])

@@ -26,13 +26,13 @@ PRODUCTS = {
     "baddbmm": (torch.baddbmm, ((8, 1024, 1024),) * 3),
 }
 H200 = "NVIDIA-H200-matmul"
-OFFERED = (21, 22)  # by torch 2.11 and by 2.13
+OFFERED = (21, 22)  # kernels, by torch 2.11 and by 2.13
 INDUCTOR = "torch._inductor"
 PROPERTIES = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132, major=9, minor=0)
 
 
 class Config:
-    """Triton's configuration, which a torch for CPUs comes without."""
+    """Stands in for Triton's Config, which torch builds for CPUs don't include."""
 
     def __init__(self, kwargs, num_warps=4, num_stages=2, **more):
         self.kwargs, self.num_warps, self.num_stages = kwargs, num_warps, num_stages
@@ -40,14 +40,14 @@ class Config:
 
 @pytest.fixture
 def lowered(monkeypatch):
-    """Has Inductor choose kernels for a product on an H200; kernels are generated, not loaded."""
+    """Return a function that has Inductor generate kernels for an H200, without loading them."""
     hints = import_module(f"{INDUCTOR}.runtime.hints")
     triton = import_module(f"{INDUCTOR}.template_heuristics.triton")
     if not hasattr(triton, "TritonConfig"):
         pytest.skip("this torch has Triton's own configs")
     handed = hints.DeviceProperties("cuda", 0, 132, 90, 9, 65536, 2048, warp_size=32)
     numbers = itertools.count()
-    import_module(f"{INDUCTOR}.select_algorithm").get_algorithm_selector_cache()  # of this machine
+    import_module(f"{INDUCTOR}.select_algorithm").get_algorithm_selector_cache()  # before patches
 
     def loaded(*_, **__):
         return SimpleNamespace(key=f"kernel{next(numbers)}", __file__="kernel.py")
@@ -104,7 +104,7 @@ def mm(m: int, n: int, k: int):
 
 
 def cost(choice, shape) -> float:
-    """Return milliseconds by a formula of the tile and its filled part."""
+    """Return made-up milliseconds by the kernel's tile and the waves of tiles on an H200."""
     given = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", choice.description)}
     if not given:
         return 9.0
@@ -116,7 +116,7 @@ def cost(choice, shape) -> float:
 
 
 def searched(lowered, function, shapes) -> list:
-    """Lower it, and report timings as Inductor's feedback hook does once kernels were timed."""
+    """Lower a product, report timings as Inductor's feedback hook would, and return the kernels."""
     choices = lowered(function, shapes)
     if len(choices) > 1:
         tuner.current()._measured({one: cost(one, shapes[-2:]) for one in choices})
@@ -222,7 +222,7 @@ def test_options_are_checked():
 
 
 def compiled(model: nn.Module, x: torch.Tensor) -> Counted:
-    """Compile a frozen model in an empty cache; return the counts of its searches."""
+    """Compile a frozen model with an empty cache; return the counts of its searches."""
     torch._dynamo.reset()
     counted = autotune.record()
     try:

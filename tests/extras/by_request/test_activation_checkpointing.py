@@ -1,4 +1,4 @@
-"""activation_checkpointing: less memory, the same bits, and nothing of it left."""
+"""activation_checkpointing: less memory, bit-identical training, and a complete undo."""
 
 from functools import partial
 

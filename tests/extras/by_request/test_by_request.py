@@ -1,4 +1,4 @@
-"""Entries that act by request alone: their decisions and their code."""
+"""Catalog entries that act only on request: their decisions and their code."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""int8, int4 and float8: linear layers with other weights; everything comes back."""
+"""int8, int4 and float8: linear layers compute in low precision, and the undo is complete."""
 
 import copy
 from contextlib import suppress
@@ -25,7 +25,7 @@ INPUTS = torch.randn(5, 7, 64, generator=torch.Generator().manual_seed(0))
 
 
 def network() -> nn.Module:
-    """Two layers whose sizes suit all of the entries, and one that suits few."""
+    """Return a network with two layers whose sizes suit float8, and one whose size does not."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32), nn.Linear(32, 3)).eval()
 
@@ -36,7 +36,7 @@ def on(name: str) -> Decision:
 
 @torch.no_grad()
 def with_plan(model, inputs, config, said=""):
-    """What the model gives without the plan and with it; afterwards it is as it was."""
+    """Return results without and with the plan; assert that the undo restores the model."""
     before, plain = everything(model), model(inputs)
     files = {key: one.data_ptr() for key, one in model.state_dict().items()}
     for error in (None, ValueError, KeyboardInterrupt):
@@ -58,7 +58,7 @@ TOKENS = torch.arange(12).view(2, 6)
 
 
 class Tied(nn.Module):
-    """A tied head, a layer that is called twice, and an attention layer that lends its weight."""
+    """A model with a tied head, a layer used twice, and attention that reads a layer's weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def test_weights_that_were_trained_between_two_plans_are_rounded_anew():
 @real
 def test_layers_that_an_optimizer_steps_are_left_alone():
     model = tied()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)  # not handed over
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)  # not passed to apply_speedups
     with apply_speedups(model, INT8)[1] as context:
         assert "no linear layer fits" in context.notes["int8"]
         before = model.head.weight.clone()
@@ -215,7 +215,7 @@ def test_the_models_own_weights_come_back_after_a_cast_meanwhile(monkeypatch, ch
 def test_float8_trains_as_torchao_does_and_everything_comes_back(monkeypatch):
     import torchao.float8 as own
 
-    config = own.Float8LinearConfig  # whose emulation needs no units
+    config = own.Float8LinearConfig  # its emulation needs no float8 units
     monkeypatch.setattr(own, "Float8LinearConfig", lambda **more: config(emulate=True, **more))
     model, expected = network().train(), network().train()
     optimizer, other = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, expected))

@@ -1,4 +1,4 @@
-"""Right rewrites pass; what is wrong, or cheats, does not: by `check` and on the command line."""
+"""Right rewrites pass and wrong or cheating ones don't, in `check()` and on the command line."""
 
 import importlib
 import itertools
@@ -14,7 +14,7 @@ from _rewrites import CHEATS, FAULTS, RIGHT, attention, exponentials, one, qkv, 
 import speedkit_jupyter
 from speedkit_jupyter import SpeedKitError, StepError, check
 
-ENOUGH_S = 1e4  # on a clock that moves when it is read
+ENOUGH_S = 1e4  # on a clock that each reading advances
 
 
 def checked(case, **more):
@@ -54,7 +54,7 @@ def test_what_passed_says_how_fast_and_how_far_off_and_is_json():
     assert data["candidate"] == "partial"
     assert [one["name"] for one in data["sizes"]] == ["small", "odd"]
     for size in data["sizes"]:
-        assert size["speed"] == "same"  # on this clock
+        assert size["speed"] == "same"  # on this clock, all calls take equally long
         assert len(size["reference_times_s"]) == len(size["candidate_times_s"]) > 8
         names = {a["name"] for a in size["agreements"]}
         assert names == {"output", *map("gradient of {}".format, "qkv")}
@@ -66,7 +66,7 @@ def test_one_value_that_cancels_in_a_call_is_no_fault():
     draws = itertools.count()
 
     def three(size):
-        """Of which two cancel in all calls but the first."""
+        """Return three values; from the third call on, the first two nearly cancel."""
         a, b, c = torch.rand(size) + 1, torch.rand(size) + 1, torch.rand(size)
         return (a, b, c) if next(draws) < 2 else (a, c * 1e-6 - a, c * 1e-6)
 

@@ -1,4 +1,4 @@
-"""Nothing that was not compared passes: any part of a result, any input, each call, both sides."""
+"""A rewrite passes only if all parts of results, all inputs and all calls were compared."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ def judged(candidate, reference, inputs=square, gradients=False, budget_s=0.01, 
 
 
 class Tensor(torch.Tensor):
-    """Has the right name only."""
+    """A subclass that shares only its name with torch.Tensor."""
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_each_part_of_a_result_is_compared_or_nothing_is_right(candidate, refere
 def test_a_single_wrong_column_or_element_counts(dtype, wrong):
     def candidate(x, weight):
         out = x @ weight
-        out[wrong] = 99  # no product is near
+        out[wrong] = 99  # far from any product
         return out
 
     def inputs():
@@ -73,7 +73,7 @@ def test_a_single_wrong_column_or_element_counts(dtype, wrong):
 
 
 def without_strides(x):
-    """What a kernel reads that takes an address and a shape."""
+    """Return twice x, read as by a kernel that gets an address and a shape but no strides."""
     return x.as_strided(x.shape, torch.empty(x.shape).stride(), x.storage_offset()) * 2
 
 
@@ -92,7 +92,7 @@ def test_inputs_keep_their_conjugate_bit():
     def inputs():
         return torch.randn(4, 8, dtype=torch.complex64).conj()
 
-    def by_pairs(x):  # torch's view takes no conjugate
+    def by_pairs(x):  # view_as_real() refuses conjugates
         return torch.view_as_complex(torch.view_as_real(x) * 2)
 
     def without_bit(x):
@@ -148,7 +148,7 @@ def test_what_repeats_is_named_and_no_speed_is_told(inputs, names):
 
 def test_weights_are_new_in_each_call_and_torch_counts_that():
     class Kept(nn.Linear):
-        seen, version = SimpleQueue(), None  # which check() does not put back
+        seen, version = SimpleQueue(), None  # check() restores no queues
 
         def forward(self, x):
             self.seen.put(self.weight.sum().item())

@@ -1,4 +1,4 @@
-"""A step is measured with batches of many sizes, and everything is put back."""
+"""batch_sizes() measures a step with batches of many sizes and restores everything."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from speedkit_jupyter.extras.data.batch_sizes import is_out_of_memory, resized
 
 
 class Training:
-    """A model with its optimizer, whose step takes batches of at most `fits` rows."""
+    """A model with its optimizer, whose step runs out of memory with more than `fits` rows."""
 
     def __init__(self, width: int = 16) -> None:
         torch.manual_seed(0)
@@ -62,7 +62,7 @@ STEPS: dict[str, Callable[..., tuple[Callable[..., Any], dict[str, Any]]]] = {
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The sizes of batches that were made, on a clock on which each call takes a while."""
+    """Return the sizes of the batches made so far, on a clock that each reading advances."""
     install(monkeypatch, tick_s=0.02)
     sizes, original = set[int](), sweeping.resized
     monkeypatch.setattr(sweeping, "resized", lambda x, n, *of: sizes.add(n) or original(x, n, *of))

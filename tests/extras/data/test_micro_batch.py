@@ -1,4 +1,4 @@
-"""Parts of a batch give the loss, the gradients and the results of the whole."""
+"""Parts of a batch give the loss and the gradients of the whole batch."""
 
 import random
 import warnings
@@ -64,7 +64,7 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
 
 
 def whole(model: nn.Module, loss: Loss, *given: torch.Tensor) -> tuple[torch.Tensor, Any]:
-    """The loss and its gradients, of which the model keeps none."""
+    """Return the loss and its gradients, and clear the model's gradients."""
     found: Any = loss(model, *given)
     found = found[0] if isinstance(found, tuple) else found
     model.zero_grad()
@@ -140,7 +140,7 @@ def test_means_over_different_numbers_of_targets_are_refused(kind: str, at: int)
 
 def test_the_divisor_of_one_mean_does_not_serve_another() -> None:
     model, (x, y) = net(), batch(40)
-    y[3], y[21] = -100, -100  # in no sample that is tried
+    y[3], y[21] = -100, -100  # in no sample that the check uses
     loss = TWO_MEANS["two kinds of ignored targets"]
     with pytest.raises(StepError, match=r"another share of targets|not a mean over samples"):
         parts(model, loss, 8, weight=counted)(x, y)
@@ -186,7 +186,7 @@ def test_arguments_of_all_kinds_are_cut_but_for_those_that_are_whole() -> None:
 
 
 class Counting(nn.Linear):
-    """Changes a number, a list and a buffer in each call, and draws numbers of Python's."""
+    """A layer that changes a number, a list and a buffer in each call, and draws randomly."""
 
     def __init__(self) -> None:
         super().__init__(6, 5)
@@ -223,7 +223,7 @@ def test_lists_of_samples_are_cut_by_samples(is_ragged: bool) -> None:
 
 
 def hooked() -> None:
-    """As of an optimizer that steps in the backward pass."""
+    """Train with a gradient hook, as an optimizer has that steps in the backward pass."""
     model = net()
     next(model.parameters()).register_post_accumulate_grad_hook(lambda p: None)
     parts(model)(*batch())

@@ -1,4 +1,4 @@
-"""Samples of a loader: random, fit for workers, in the same order."""
+"""A loader's samples: whether they are random, whether workers can draw them, and their order."""
 
 import random
 import sqlite3
@@ -30,7 +30,7 @@ from speedkit_jupyter.extras.data.loader_settings import (
 
 
 class Holding(Dataset[Any]):
-    """Holds something, and may read it for each sample."""
+    """A data set that holds an object. Each sample contains `read(held)`, if `read` is given."""
 
     def __init__(self, held=None, read=None, length=8) -> None:
         self.held, self.read, self.length = held, read, length
@@ -114,7 +114,7 @@ def test_a_loader_without_batches_gets_one_line(call: Any, name: str) -> None:
 
 
 def epochs(loader: DataLoader[Any], number: int = 3) -> list[list[Any]]:
-    """The batches, and random numbers that the code between them draws."""
+    """Return the batches of each epoch, each with random numbers that its user draws."""
     torch.manual_seed(7)
     random.seed(7)
     try:
@@ -154,7 +154,7 @@ def test_the_code_says_what_is_new_in_the_users_own_line() -> None:
 
 
 class Named(DataLoader[Any]):
-    """As of a library: the constructor takes other arguments."""
+    """A library's loader class, whose constructor takes other arguments than DataLoader's."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Holding(), batch_size=4, collate_fn=self.collated)

@@ -1,4 +1,4 @@
-"""`tune_loader` measures a loader with the user's own step and puts everything back; the race."""
+"""`tune_loader`: it times a loader with the user's step, and its race chooses the settings."""
 
 import itertools
 import multiprocessing
@@ -29,7 +29,7 @@ from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 
 
 class Slow(Dataset[Any]):
-    """Each sample is waited for, as a disk or a network is."""
+    """A data set that waits for each sample, as for a disk or a network."""
 
     def __init__(self, length: int = 32, wait_s: float = 0.0) -> None:
         self.length, self.wait_s = length, wait_s
@@ -148,13 +148,13 @@ def test_a_short_call_is_timed_whole_and_every_way_gets_the_same_batches(tmp_pat
     assert tuning.epoch == (left_after or 8)
     lines = [line.split(" ", 1) for line in file.read_text().splitlines()]
     whole = [batches for number, batches in lines if int(number) == (left_after or 8)]
-    # The first of each block: its state is put back, so that the order is the same one again.
+    # Each block restores the random state before its first call, so it repeats the shuffled order.
     most_often = max(map(whole.count, set(whole)))
     assert most_often >= sum(len(one.times_s) for one in tuning.race.ways)
 
 
 class Lengths(Dataset[Any]):
-    """Sequences whose lengths differ, so that a batch takes one or thirty milliseconds."""
+    """Sequences of 1 to 100 elements, so that the times of batches differ, up to 30 ms."""
 
     def __len__(self) -> int:
         return 20_000
@@ -179,11 +179,11 @@ def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str, made_time
     tuning = tune_loader(loader, step, budget_s=2.0).tuning
     assert tuning.epoch == (6 if name == "six" else 8)
     assert 0.0 < tuning.race.own.waiting < 0.5
-    assert tuning.race.own.batch_s > 0.01  # of 15 ms: the loop was not timed empty
+    assert tuning.race.own.batch_s > 0.01  # a batch takes 15 ms: the timed loop was not empty
 
 
 def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches(made_time: MadeTime) -> None:
-    """Of batches that take one or thirty milliseconds, workers would else get other ones."""
+    """The times of batches differ, so candidates are comparable only on the same batches."""
     pad = nn.utils.rnn.pad_sequence
     loader = DataLoader(Lengths(), batch_size=2, shuffle=True, collate_fn=pad)
     tuning = tune_loader(loader, lambda x: made_time.sleep(len(x) * 3e-4), budget_s=4.0).tuning
@@ -194,7 +194,7 @@ def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches(made_time:
 
 
 def raced(times: Mapping[LoaderWay, float], waits: Mapping[LoaderWay, float] = {}) -> LoaderRace:
-    """With times that waver by a few percent, until it is settled."""
+    """Race loaders whose times vary by 2 % until the race is settled; return the race."""
     wavering = cycle((0.98, 1.0, 1.02, 0.99, 1.01))
 
     def block(one: LoaderWay, number: int) -> tuple[float, float]:
@@ -238,7 +238,7 @@ def test_what_fails_leaves_with_its_last_line_and_the_users_own_error_is_the_use
 
 @pytest.mark.parametrize(("before", "now", "least", "most"), [(0, 2, 1.05, 1.2), (2, 0, 1.5, 3)])
 def test_a_gain_is_no_more_than_the_waiting_that_is_removed(before, now, least, most) -> None:
-    """Unless fewer workers leave the step the cores."""
+    """Fewer workers may gain more, because they leave more cores to the step."""
     own, one = workers(before), workers(now)
     ratio = raced({own: 1.0, one: 0.5}, waits={own: 0.1, one: 0.0}).ratio(one)
     assert ratio is not None

@@ -1,4 +1,4 @@
-"""Plans for transformers' generate(): the same tokens, exact undo, times of tokens, a limit."""
+"""Plans for transformers' generate(): same tokens, exact undo, token times, and refusals."""
 
 from types import SimpleNamespace
 
@@ -40,7 +40,7 @@ def test_plans_write_the_same_tokens_and_leave_nothing(wishes):
     config = transformers.GenerationConfig(max_new_tokens=8, do_sample=False)
     assert tokens(model, generation_config=config).equal(greedy)
     assert config.cache_implementation is None
-    if wishes == {"static_cache": True}:  # rounding may move a random token
+    if wishes == {"static_cache": True}:  # `inference` rounds, which may change sampled tokens
         assert tokens(model, do_sample=True).equal(sampled)
         assert tokens(model, num_beams=2).equal(beams)
     assert model(PROMPT).logits.dtype is torch.float32

@@ -1,4 +1,4 @@
-"""Attention by a pattern equals what its definition gives in float64, by every engine."""
+"""Attention with a pattern equals the pattern's definition in float64, with every engine."""
 
 import gc
 import os
@@ -22,9 +22,9 @@ OLD_CPU = os.getenv("ATEN_CPU_CAPABILITY") == "default" or not torch.cpu._is_avx
 needs_avx2 = pytest.mark.skipif(OLD_CPU, reason="FlexAttention on a CPU needs AVX2")
 Tensor = torch.Tensor
 ROWS, HEADS, WIDTH, LONGEST = 2, 4, 16, 256
-# Queries, keys and heads of keys; odd ones and fewer than a block among them.
+# Numbers of queries, keys and key heads. Some are odd, and some are less than a block.
 SHAPES = [(128, 128, 4), (131, 131, 2), (200, 77, 4), (1, 150, 1), (150, 3, 4)]
-# Documents by position, also of two rows; in the last one negative numbers are padding.
+# Document ids by position, for all rows or by row; the negative ids in PADDED are padding.
 IDS = torch.arange(LONGEST) // 45
 BY_ROW = torch.stack([IDS, (torch.arange(LONGEST) > 100).long()])
 PADDED = torch.where(torch.arange(LONGEST) < 90, IDS, -1)
@@ -84,7 +84,7 @@ CASES = {
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
-    """What the definition gives, one row and head after the other."""
+    """Return attention by its definition, computed one row and head at a time."""
     at_q, at_k = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None]
     group = q.shape[1] // k.shape[1]
     found = []
@@ -101,7 +101,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
 
 
 def drawn(queries: int, keys: int, key_heads: int) -> list[Tensor]:
-    """Queries, keys and values in float64."""
+    """Return random queries, keys and values in float64."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(ROWS, HEADS, queries, WIDTH), *[(ROWS, key_heads, keys, WIDTH)] * 2]
     made = (torch.randn(*one, generator=generator, dtype=torch.float64) for one in shapes)
@@ -113,7 +113,7 @@ def floats(queries: int = 150, keys: int = 150, key_heads: int = HEADS) -> list[
 
 
 def given(case: Case, length: int) -> dict[str, Any]:
-    """The options, with documents of this length."""
+    """Return the options of a case, with documents cut to `length`."""
     options = dict(case.options)
     if "documents" in options:
         options["documents"] = options["documents"][..., :length]
@@ -169,11 +169,11 @@ def test_a_long_sequence_costs_what_its_window_costs():
     found = prepared.made(laid_out, shape, 64)
     assert found.share * 4096 <= 64 + 63
     masks = {id(one.mask) for _, blocks in found.rows for one in blocks}
-    assert len(masks) <= 3  # inner blocks share theirs
+    assert len(masks) <= 3  # inner blocks share one mask
 
 
 def prepared_for(words: str, **options: Any) -> Prepared:
-    """What attention makes of a pattern."""
+    """Return the Prepared that attention() makes from a pattern."""
     options = {**dict.fromkeys([*OWNERS, "mask_mod", "score_mod"]), **options}
     return Prepared(composed(names_in(words, options), options), {}, PatternChoices())
 
@@ -206,7 +206,7 @@ class Reach:
 
 
 def functions_that_read() -> dict[str, tuple[Callable[..., Tensor], Callable[[int], Any], bool]]:
-    """A mask of `reach` keys by what it reads, what changes that, and whether masks are kept."""
+    """Return masks by the value they read, the value's setter, and whether masks are kept."""
     cell, defaults, owner = 3, [3], Reach()
     ids, long = torch.tensor(3), torch.full((2**18,), 3)
 

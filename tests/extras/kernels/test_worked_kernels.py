@@ -19,7 +19,7 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc
 
 @pytest.fixture(autouse=True)
 def notebooks(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """As in a notebook, whose folder Python imports from."""
+    """Import from the notebooks' folder, as notebooks do, and share built extensions."""
     monkeypatch.syspath_prepend(str(NOTEBOOKS))
     built = tmp_path_factory.getbasetemp().parent / "torch_extensions"
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(built))
@@ -36,7 +36,7 @@ def built(name: str) -> Any:
 
 
 def is_right(kernel: Any, device: str) -> None:
-    """Values and gradients, by the judge that users have."""
+    """Assert that check() passes the kernel's values and gradients."""
     example = module("bias_gelu")
     found = check(
         kernel, example.reference, lambda size: [one.to(device) for one in example.inputs(size)],

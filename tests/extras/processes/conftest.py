@@ -1,4 +1,4 @@
-"""One set of two workers for all tests; nothing of it is left."""
+"""One set of two workers serves all tests, and leaves no process and no folder."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from speedkit_jupyter.extras.processes import workers
 
 
 def left() -> list[str]:
-    """Return the commands of ipyparallel's processes that are there after a minute."""
+    """Return the commands of ipyparallel's processes that still run after a minute."""
     commands = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -26,7 +26,7 @@ def left_processes():
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
-    """A busy machine ends no rank that stops by itself."""
+    """Wait longer, so that ranks can stop by themselves on a busy machine."""
     monkeypatch.setattr(workers, "INTERRUPT_S", 8.0)
     monkeypatch.setattr(workers, "OUTPUT_S", 120.0)
 

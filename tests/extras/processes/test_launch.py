@@ -1,4 +1,4 @@
-"""Real workers: two processes, gloo. One set serves most tests."""
+"""launch() on two real worker processes with gloo, which most tests share."""
 
 import ast
 import asyncio
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 
 def fit(model, optimizer, steps=2):
-    """Each rank has its own samples, and all have the mean of the gradients."""
+    """Train on this rank's own samples, with averaged gradients; return the losses."""
     import torch
     import torch.distributed as dist
 
@@ -80,7 +80,7 @@ def test_an_object_that_workers_cannot_read_is_one_line(tmp_path, monkeypatch):
         def __getattr__(self, name):
             return getattr(self.inner, name)
 
-    launch(lambda: 0)  # the workers have the present path
+    launch(lambda: 0)  # workers start with sys.path as it is now
     (tmp_path / "later_found.py").write_text("class Kept:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     kept = import_module("later_found").Kept()
@@ -108,7 +108,7 @@ def test_an_interrupt_ends_a_collective():
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         launch(stuck)
-    assert time.monotonic() - began < 60  # not the sleep's six hundred
+    assert time.monotonic() - began < 60  # less than the sleep's 600
     assert launch(lambda: 7) == 7
 
 
@@ -281,12 +281,12 @@ def test_a_killed_rank_is_named_and_the_next_launch_starts_anew(left_processes):
     ended.kill()
     ended.wait(60)
     assert launch(lambda: 8) == 8
-    assert random.getstate() == drawn  # also by ipyparallel, which draws names
+    assert random.getstate() == drawn  # although ipyparallel draws names
 
 
 @pytest.mark.thorough
 def test_a_start_and_a_stop_leave_no_thread_and_no_descriptor_in_a_kernel():
-    async def held():  # a kernel's event loop runs, for which ipyparallel makes a thread
+    async def held():  # an event loop runs, as in a kernel: ipyparallel makes a thread
         started = workers.Workers(1)
         started.start()
         started.stop()

@@ -18,7 +18,7 @@ from speedkit_jupyter.extras.processes.packing import Pickler, Reader, reply, ta
 
 @pytest.fixture
 def sent(tmp_path):
-    """Return an object as a worker has it."""
+    """Return a function that sends an object and returns a worker's copy of it."""
 
     def one(value):
         pickler, failed = written(lambda: Pickler({}), lambda _: ["value"], lambda _: value)
@@ -31,7 +31,7 @@ def sent(tmp_path):
 
 @pytest.fixture
 def ran(tmp_path):
-    """Run a cell with names of a worker, in this process; return the objects that stay there."""
+    """Return a function: it runs a cell as a worker does, and returns objects that stay there."""
 
     def run(cell, here):
         pickler, failed = written(lambda: Pickler(here), lambda _: [*here], here.get)
@@ -88,7 +88,7 @@ FIFTH = random.Random(5).random()
 
 
 def test_every_holder_of_a_model_holds_it_after_a_cell_too(ran):
-    """An optimizer, dicts, lists, objects and functions; containers are the same objects."""
+    """Holders are optimizers, dicts, lists, objects and functions; they stay the same objects."""
     trainer = Trainer()
     net, log, weight = trainer.net, trainer.log, trainer.net[0].weight
     before = weight.detach().clone()

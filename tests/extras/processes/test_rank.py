@@ -1,4 +1,4 @@
-"""What a rank does on GPUs, in this process and without any."""
+"""A rank's work with GPUs, tested in this process without GPUs."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from speedkit_jupyter.extras.processes import workers
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """`gpus(2)`: torch says that there are two; the result has the numbers that become current."""
+    """Return a function: with `gpus(2)` torch reports 2 GPUs; it lists the ones made current."""
 
     def pretend(number):
         taken = []
@@ -31,7 +31,7 @@ def gpus(monkeypatch):
 
 @pytest.fixture
 def rank(monkeypatch):
-    """`rank(1, 2)` begins as rank 1 of 2, in this process."""
+    """Return a function: `rank(1, 2)` sets up rank 1 of 2 in this process."""
     shell = SimpleNamespace(user_ns={}, run_line_magic=lambda *words: None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
@@ -69,7 +69,7 @@ def test_nccl_is_bound_to_the_gpu_of_its_rank(gpus, rank, monkeypatch, backend, 
 
 @pytest.mark.parametrize(("number", "used_s"), [(0, "7"), (1, "0")])
 def test_waiting_for_a_gpu_is_no_work_of_a_rank(gpus, monkeypatch, tmp_path, number, used_s):
-    """The CPU time tells a rank that computes from one that waits; CUDA waits by computing."""
+    """CPU time shows whether a rank computes or waits, but waiting for CUDA uses CPU time, too."""
     gpus(number)
     monkeypatch.setattr(ranks.time, "process_time", lambda: 7.0)
     ended = threading.Event()

@@ -1,4 +1,4 @@
-"""distributed on two real processes: the same training as on one."""
+"""distributed on two or four real processes: the same training as on one."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def train(model, optimizer, data, steps=3):
 
 
 def on_workers(model, optimizer, values, train):
-    """Train on each rank; return the facts of the undo."""
+    """Train under a plan; return its active entries, whether undo is exact, and its changes."""
     import torch
     import torch.distributed as dist
 
@@ -159,7 +159,7 @@ def test_gradients_of_any_method_and_of_each_backward_pass_are_averaged():
 
 
 def accumulated(model, strategy, data, labels):
-    """Gradients of this rank's half, in two parts, by hand and by `micro_batch`."""
+    """Accumulate gradients; return whether no_sync() kept them on this rank, and their sums."""
     import torch.distributed as dist
     from torch.nn.functional import cross_entropy
 
@@ -173,7 +173,7 @@ def accumulated(model, strategy, data, labels):
         model(first).mean().backward()
     kept, every = next(one.grad for one in model.parameters()), [None, None]
     dist.all_gather_object(every, kept if kept is None else kept.sum().item())
-    stayed = every[0] != every[1] or kept is None  # fsdp2 keeps it elsewhere
+    stayed = every[0] != every[1] or kept is None  # fsdp2 keeps the gradient elsewhere
     model(last).mean().backward()
     counted = lambda x, y: (y != -100).sum()  # noqa: E731
     loss_of = micro_batch(lambda x, y: cross_entropy(model(x), y), 2, weight=counted)

@@ -47,7 +47,7 @@ def written(strategy):
 
 
 def filled(text: str, folder: Path) -> Path:
-    """Return the script with the user's own lines in their place."""
+    """Write the script with the user's lines filled in, and return its path."""
     lines = [YOURS if line.startswith(PLACE) else line for line in text.splitlines()]
     file = folder / "train.py"
     file.write_text("\n".join(lines).replace("    dist.barrier()", SAVE.strip("\n")))

@@ -80,7 +80,7 @@ def test_no_lines_are_sampled_outside_of_the_main_thread():
 
 
 def test_sampling_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(monkeypatch):
-    """A thread that reads the frames of another one crashes Python."""
+    """A thread that reads another thread's frames can crash Python."""
 
     def begun(*_: Any) -> None:
         raise AssertionError("a thread was started")
@@ -103,7 +103,7 @@ def test_sampling_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(m
 
 
 def test_a_sample_that_takes_longer_than_the_interval_is_not_interrupted_by_the_next(monkeypatch):
-    """As on a busy machine, where samples inside of samples end in a RecursionError."""
+    """On a busy machine, samples inside samples would end in a RecursionError."""
     begun: list[int] = []
 
     def slowly(depth: int) -> None:
@@ -136,7 +136,7 @@ def test_a_time_out_that_the_step_sets_is_its_own():
 
 
 def clock_and_recorder() -> tuple[SimpleNamespace, Recorder]:
-    """Return a clock whose seconds pass as the test says, and a recorder that goes by it."""
+    """Return a clock that the test sets, and a recorder that reads the clock."""
     clock = SimpleNamespace(now_s=0.0)
     return clock, Recorder(lambda: clock.now_s)
 
@@ -181,7 +181,7 @@ def test_what_happens_within_a_part_is_its_own_or_the_part_s(outer, inner, count
 
 
 def made(**seconds: float) -> Split:
-    """Return a split of pieces, as `optimizer` or `rest__forward`: forward within the rest."""
+    """Return a split with these seconds; `rest__forward` is the forward pass within the rest."""
     split = Split()
     for name, spent_s in seconds.items():
         around, _, part = name.partition("__")
@@ -191,13 +191,13 @@ def made(**seconds: float) -> Split:
 
 def test_where_instruments_take_long_calls_without_them_give_the_length_of_each_whole_part():
     found = Profile(splits=[made(forward=5.0, rest=5.0, rest__overhead=90.0)] * 3, plain_s=[100.0])
-    assert found.share("forward") == pytest.approx(0.5)  # no such calls
+    assert found.share("forward") == pytest.approx(0.5)  # `whole` has no calls
     assert sum(map(found.share, PARTS)) == pytest.approx(1.0)
     told = made(forward=8.0, forward__synchronizations=2.0, rest=10.0)
     whole = made(forward=5.0, rest=3.0)
     found = Profile(splits=[told] * 2, whole=[whole] * 3, plain_s=[8.0] * 2)
     shares = [found.share(part) for part in ("forward", "synchronizations", "rest")]
     assert shares == pytest.approx([4 / 8, 1 / 8, 3 / 8])
-    # Where they take no longer, the calls with instruments count.
+    # If instruments take no time, the calls with all instruments count.
     found = Profile(splits=[told] * 2, whole=[whole] * 3, plain_s=[20.0] * 2)
     assert found.share("forward") == pytest.approx(8 / 20)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, on steps whose split is made; and that nothing is left of it."""
+"""Profiles of steps whose right split is known, and the removal of the instruments."""
 
 import signal
 import threading
@@ -222,7 +222,7 @@ def test_lines_that_wait_are_named_with_their_source_and_how_often():
 
 
 def patched_names() -> list[Any]:
-    """Return all functions that profiling patches."""
+    """Return the attributes of the classes and modules that profiling patches."""
     owners = (nn.Module, torch.autograd, DataLoader, torch.optim.Optimizer, torch.Tensor)
     return [dict(vars(owner)) for owner in owners]
 
@@ -307,7 +307,7 @@ def test_another_thread_s_training_is_no_part_of_it():
 
 
 def test_classes_of_torch_are_changed_a_few_times_only(monkeypatch):
-    """Python 3.13 forgets for ever how to find methods quickly after a thousand times."""
+    """After a thousand changes to a class, Python 3.13 stops caching its methods for good."""
     changes = []
 
     @contextmanager

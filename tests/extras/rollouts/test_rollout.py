@@ -25,7 +25,7 @@ POLICIES: dict[str, tuple[Any, Any]] = {
 
 
 def field(width: int = 4) -> nn.Module:
-    """An operator on fields: (N, 1, H, W) to the same."""
+    """Return an operator that maps fields of shape (N, 1, H, W) to the same shape."""
     torch.manual_seed(0)
     inner = (nn.Conv2d(1, width, 3, padding=1), nn.InstanceNorm2d(width), nn.GELU())
     return nn.Sequential(*inner, nn.Conv2d(width, 1, 3, padding=1)).eval()
@@ -68,7 +68,7 @@ def test_an_operator_may_write_to_its_input() -> None:
 
 
 class Counting(nn.Linear):
-    """Counts its steps in a buffer, in place and anew."""
+    """A layer that counts its steps in two buffers: it changes one and replaces the other."""
 
     def __init__(self) -> None:
         super().__init__(4, 4)
@@ -214,7 +214,7 @@ def choice_of(operator: Any, x: torch.Tensor, **more: Any) -> WaySearch:
 
 @pytest.fixture
 def faster_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """bf16 is the only candidate, and nine times as fast on every machine."""
+    """Make bf16 the only candidate, and nine times as fast on every machine."""
     ratio = SimpleNamespace(median=9.0, low=8.0, high=10.0)
     monkeypatch.setattr(WaySearch, "_candidates", lambda self: ["bf16"])
     monkeypatch.setattr(WaySearch, "_raced", lambda self, program: (ratio, 9.0, 1.0))
@@ -240,7 +240,7 @@ def test_tuning_refuses_what_drifts() -> None:
 
 
 def test_what_one_rounding_moves_may_move_as_far_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chaotic map: no two machines agree on its states, and bf16 is no excuse."""
+    """A chaotic map amplifies rounding, so compiled code may drift as far; bf16 may not."""
     monkeypatch.setattr(WaySearch, "_candidates", lambda self: [])
     choice = choice_of(lambda x: 3.9 * x * (1 - x), torch.rand(2, 8), steps=200)
     choice.run()

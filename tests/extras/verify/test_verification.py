@@ -18,7 +18,7 @@ Parts = tuple[nn.Module, Any, Callable[[], None]]
 
 
 def training(dropout: float = 0.0, spoiled=lambda optimizer: None) -> Parts:
-    """A network that learns, its optimizer and its step; `spoiled` may disturb a step."""
+    """Return a network, its optimizer and a training step, which `spoiled` may disturb."""
     network = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Dropout(dropout), nn.Linear(32, 3))
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
     x, y = torch.rand(32, 6), torch.randint(3, (32,))
@@ -100,7 +100,7 @@ def test_a_plan_that_fails_is_a_verdict_and_not_a_traceback():
 
 def test_what_cannot_be_verified_is_one_clear_error():
     network, _, step = training()
-    hidden = ((torch.rand(2, 6) for _ in range(9)),)  # a tuple can't hold another in its place
+    hidden = ((torch.rand(2, 6) for _ in range(9)),)  # an item of a tuple can't be replaced
     for run, plan, steps, told in (
         (step, "baseline", 3, "changes nothing"),
         (step, "bf16", 1, "2 steps"),
@@ -139,7 +139,7 @@ def test_the_verdict_is_the_yardsticks():
     assert found.verdict == "different"
 
 
-# What is between two linear layers; nothing stands for one layer alone.
+# The modules between two linear layers; an empty list stands for a single linear layer.
 NETS: dict[str, Callable[[], list[nn.Module]]] = {
     "linear": list,
     "mlp": lambda: [nn.GELU()],
@@ -149,7 +149,7 @@ NETS: dict[str, Callable[[], list[nn.Module]]] = {
 
 
 def faulty(net, fault="", lr=1e-3, decay=0.01, dtype=torch.float32, warm_up=False):
-    """A step; the fault shows only where the optimizer is fused."""
+    """Return a step whose fault shows only if the optimizer is fused."""
     torch.manual_seed(0)
     between = NETS[net]()
     layers = [nn.Linear(32, 64), *between, nn.Linear(64, 4)] if between else [nn.Linear(32, 4)]
@@ -209,7 +209,7 @@ SCALER = torch.amp.GradScaler("cpu", init_scale=2.0**20)
 
 
 class Subclass(torch.amp.GradScaler):
-    """One of a framework's own."""
+    """A framework's own scaler class."""
 
 
 WAYS: dict[str, tuple[Callable[[torch.Tensor], None], float]] = {
@@ -245,7 +245,7 @@ def test_a_checkpoints_backward_inside_the_backward_is_no_loss():
 
 def test_a_scale_that_moves_hides_no_fault():
     def verified(factor: float) -> Any:
-        """Verify a loop with a scaler that doubles; a fused optimizer meets the factor."""
+        """Verify a loop whose loss scale doubles; `factor` scales outputs under the plan."""
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
         optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
@@ -277,7 +277,7 @@ def test_of_two_losses_in_a_step_each_is_judged_by_itself(wrong):
     def step() -> None:
         for index, (net, optimizer) in enumerate(zip(both, optimizers, strict=True)):
             faulty = optimizer.param_groups[0]["fused"]
-            # As where one loss rises by as much as the other falls.
+            # One loss rises by the factor by which the other loss falls.
             times = (1.1 if index == wrong else 1 / 1.1) if faulty else 1.0
             (times * nn.functional.cross_entropy(net(x), y)).backward()
             optimizer.step()

@@ -30,7 +30,7 @@ START_S = 0.06
 def other_loader(
     seen: Situation, own: Any, settings: LoaderSettings, lengths: Sequence[int] = ()
 ) -> Remedy | None:
-    """Return a remedy: `own` gets `settings` and pads to `lengths`. None if the step made `own`."""
+    """Return a remedy that gives `own` new settings and padding; None if the step made `own`."""
     numbers = [at for at, one in enumerate(seen.subject.loaders) if one is own]
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:
@@ -83,7 +83,7 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
-    """Draw samples; return whether workers can load them: not if unbatched, in memory, failing."""
+    """Draw samples; return whether workers can load them. False if unbatched or in memory."""
     if loader.batch_sampler is None or loader_settings.takes_whole_batches(loader):
         return False
     seen.settle()
@@ -192,7 +192,7 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
 def padded(words: torch.Tensor) -> tuple[float, float] | None:
     """Return the shares of padding and of columns after the longest row, in a batch of token ids.
 
-    Padding is the last column's usual value at row ends. None for masks, no padding or < 8 columns.
+    Padding is the last column's most frequent value. None for masks, no padding or < 8 columns.
     """
     if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
         return None

@@ -195,7 +195,7 @@ def slow_lines(seen: Situation) -> Iterator[Opportunity]:
     for part in parts:
         lines = [line for line in seen.profile.lines.costliest(part) if line[0] not in known]
         while lines:
-            # The costliest line, together with lines up to three above or below it.
+            # Group the costliest line with the lines up to three above or below it.
             (file, number), _ = lines[0]
             near = [one for one in lines if one[0].file == file and abs(one[0].number - number) < 4]
             lines = [one for one in lines if one not in near]
