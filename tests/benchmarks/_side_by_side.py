@@ -29,7 +29,7 @@ Call = Callable[[], object]
 Force = Callable[[], AbstractContextManager[object]]
 Forces = Mapping[str, Force]
 SECONDS, MOST_ROUNDS, LEAST_ROUNDS = 10.0, 300, 10
-# Seconds of a block, of the untimed steps before it, and of a step that has one untimed step.
+# Seconds of a block, and of the untimed steps before it.
 BLOCK_S, LEAD_IN_S = 0.02, 0.005
 # All steps run FEW_ROUNDS rounds. Then those that took over FAR times the first one's time leave.
 FEW_ROUNDS, FAR = 3, 2.0
