@@ -110,7 +110,7 @@ class Compile(Optimization):
         torch_private.dynamo_config()  # loads Dynamo, which has the flag HOOKS
         if _is_inductor(decision):
             compile_cache.prepare()
-            first = next(target.model.parameters(), None)
+            first = next(iter(target.model.parameters()), None)
             if first is None or first.device.type == "cpu":
                 torch_private.import_compiler()  # loads Inductor for joint kernel builds
         return super().switched(decision, target)

@@ -99,7 +99,7 @@ class Device(Optimization):
         return Snippet(decision.why, imports=("import os",), setup=(seen,))
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        parameter = next(target.model.parameters(), None)
+        parameter = next(iter(target.model.parameters()), None)
         if parameter is None:
             return {}
         where = planned.value if planned else str(parameter.device)

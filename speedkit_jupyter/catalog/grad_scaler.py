@@ -63,7 +63,7 @@ class GradScaler(Optimization):
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         memo = target.memo
         if memo.scaler is None:
-            parameter = next(target.model.parameters())
+            parameter = next(iter(target.model.parameters()))
             memo.scaler = torch.amp.GradScaler(parameter.device.type)
         memo.scales = True
         try:

@@ -154,7 +154,7 @@ class Precision(Optimization):
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
         """Return a factory of autocast contexts; for fp32, disabled on request, else a no-op."""
-        parameter = next(target.model.parameters(), None)
+        parameter = next(iter(target.model.parameters()), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
             return partial(torch.autocast, device_type, getattr(torch, DTYPES[decision.value]))
@@ -295,7 +295,7 @@ class Lowered(Call):
 def _calls(target: Target, dtype: torch.dtype) -> list[Call]:
     """Return Lowered (model, parts that its methods call), Unnested and CastOnce wrappers."""
     model, inside = target.model, ModelCallState()
-    parameter = next(model.parameters(), None)
+    parameter = next(iter(model.parameters()), None)
     block = ("cpu" if parameter is None else parameter.device.type, dtype)
     parts = [part for _, part in parts_called(model)]
     lowered = [Lowered(one, target, block, inside, one is not model) for one in (model, *parts)]

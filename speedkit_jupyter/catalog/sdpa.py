@@ -77,7 +77,7 @@ class Sdpa(Optimization):
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
         """On CUDA, call attention (the first call resets the order); return the context manager."""
-        parameter = None if target.model is None else next(target.model.parameters(), None)
+        parameter = None if target.model is None else next(iter(target.model.parameters()), None)
         if parameter is not None and parameter.device.type == "cuda":
             one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)
             torch.nn.functional.scaled_dot_product_attention(one, one, one)

@@ -90,7 +90,7 @@ def models_in(holder: Any) -> dict[str, torch.nn.Module]:
 
     found: dict[int, tuple[str, torch.nn.Module]] = {}
     for word, value in (*parts_of(holder), *_property_of(holder)):
-        if is_a(value, torch.nn.Module) and next(value.parameters(), None) is not None:
+        if is_a(value, torch.nn.Module) and next(iter(value.parameters()), None) is not None:
             found.setdefault(id(unwrapped(value)), (word, value))
     inner = {id(part) for _, model in found.values() for part in list(model.modules())[1:]}
     return {word: model for word, model in found.values() if id(model) not in inner}

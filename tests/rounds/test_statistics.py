@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from speedkit_jupyter.rounds.statistics import (
-    ERROR,
-    Ratio,
-    least_pairs,
-    order_statistic,
-    paired_ratio,
-)
+from speedkit_jupyter.rounds import statistics
 from speedkit_jupyter.rounds.timing import Timing
 
 
@@ -24,7 +18,7 @@ from speedkit_jupyter.rounds.timing import Timing
 )  # fmt: skip
 def test_too_few_pairs_bound_nothing(times_s, waited_s):
     waits = [[0.0] * (len(times_s) - 1) + [waited_s], [0.0] * len(times_s)]
-    ratio = paired_ratio(times_s, [1.0] * len(times_s), waited_s=waits)
+    ratio = statistics.paired_ratio(times_s, [1.0] * len(times_s), waited_s=waits)
     assert (ratio.low, ratio.high, ratio.verdict) == (0.0, float("inf"), "too noisy")
 
 
@@ -35,7 +29,8 @@ def test_the_interval_of_few_pairs_holds_the_median_also_where_some_are_in_anoth
     for _ in range(1000):
         pairs = order.integers(5, 16)
         states = np.where(order.random(pairs) < share, 2.0, 1.5)
-        ratio = paired_ratio(states * np.exp(order.normal(0, 0.03, pairs)), np.ones(pairs))
+        states *= np.exp(order.normal(0, 0.03, pairs))
+        ratio = statistics.paired_ratio(states, np.ones(pairs))
         assert ratio.low <= ratio.median <= ratio.high
         held += ratio.low <= true <= ratio.high
     assert held >= 940
@@ -47,7 +42,7 @@ def test_a_far_lead_is_seen_among_equals_in_fewer_than_one_of_a_hundred(disturbe
     for _ in range(2000):
         times_s = np.exp(order.normal(0, 0.02, (2, 5)))
         times_s *= np.where(order.random((2, 5)) < disturbed, order.uniform(2, 10, (2, 5)), 1)
-        cried += paired_ratio(*times_s, ERROR / 8).verdict != "too noisy"
+        cried += statistics.paired_ratio(*times_s, statistics.ERROR / 8).verdict != "too noisy"
     assert cried < 20
 
 
@@ -58,7 +53,7 @@ def test_a_far_lead_is_seen_among_equals_in_fewer_than_one_of_a_hundred(disturbe
                                                   (0.0, math.inf)))],
 )  # fmt: skip
 def test_the_verdict_is_that_of_an_interval_within_a_factor_of_three(low, high, word):
-    assert Ratio(1.5, low, high, 100).verdict == word
+    assert statistics.Ratio(1.5, low, high, 100).verdict == word
 
 
 @pytest.mark.parametrize("waits", [(0.0, 0.0), (0.9, 0.9), (0.9, 0.1), (0.3, 0.6)])
@@ -70,7 +65,7 @@ def test_an_interval_lies_within_what_was_measured_and_tells_no_more_than_the_ti
             share * order.uniform(0.5, 1, pairs) * one
             for share, one in zip(waits, times, strict=True)
         ]
-        ratio, measured = paired_ratio(*times, waited_s=waited_s), times[0] / times[1]
+        ratio, measured = statistics.paired_ratio(*times, waited_s=waited_s), times[0] / times[1]
         if ratio.is_bounded:
             assert measured.min() <= ratio.low <= ratio.high <= measured.max()
         if waits == (0.9, 0.1):  # without its waiting time the first may be the faster one
@@ -80,11 +75,11 @@ def test_an_interval_lies_within_what_was_measured_and_tells_no_more_than_the_ti
 @pytest.mark.parametrize("error", [0.05, 0.025, 0.001])
 def test_the_least_pairs_are_enough_and_one_less_is_not(error):
     rng = np.random.default_rng(0)
-    least = least_pairs(error)
+    least = statistics.least_pairs(error)
     times = rng.uniform(1, 1.5, (2, least))
-    assert paired_ratio(*times, error).high < float("inf")
+    assert statistics.paired_ratio(*times, error).high < float("inf")
     if least > 8:
-        assert paired_ratio(*times[:, 1:], error).high == float("inf")
+        assert statistics.paired_ratio(*times[:, 1:], error).high == float("inf")
 
 
 def test_the_interval_of_a_cell_that_waited_lies_within_its_runs():
@@ -99,6 +94,6 @@ def test_it_is_the_interval_of_the_quantile_test(number, error):
     values = np.arange(number) + 1.0
     test = stats.quantile_test(values, q=0, p=0.5)
     expected = tuple(test.confidence_interval(confidence_level=1 - error))
-    rank = order_statistic(number, error)
+    rank = statistics.order_statistic(number, error)
     found = (values[rank - 1], values[-rank]) if rank else (np.nan, np.nan)
     assert found == pytest.approx(expected, nan_ok=True)

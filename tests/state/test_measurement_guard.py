@@ -49,11 +49,9 @@ def test_what_another_thread_trains_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("one_process")
-@pytest.mark.parametrize(
-    "wrap", [fully_shard, nn.parallel.DistributedDataParallel, nn.DataParallel]
-)
-def test_a_step_of_a_wrapped_model_is_measured_and_put_back(wrap):
-    net = wrap(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
+@pytest.mark.parametrize("by", [fully_shard, nn.parallel.DistributedDataParallel, nn.DataParallel])
+def test_a_step_of_a_wrapped_model_is_measured_and_put_back(by):
+    net = by(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
     optimizer, x = torch.optim.AdamW(net.parameters()), torch.randn(8, 8)
     step = training_step(optimizer, lambda: net(x).square().mean())
 

@@ -19,7 +19,7 @@ from speedkit_jupyter.extras.auto.steps import Remaining
 from speedkit_jupyter.extras.auto.tracebacks import hide_when_interrupted
 from speedkit_jupyter.plans.registry import is_measuring
 from speedkit_jupyter.rounds.busy_machine import BUSY, SELDOM, Interruptions
-from speedkit_jupyter.step.reachable import holding
+from speedkit_jupyter.step.reachable import holding, outermost
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
@@ -223,11 +223,11 @@ class Auto:
         if (period := found.period) is None:
             return
         optimizers = list({id(one): one for one in found.optimizers}.values())
-        models = [one for one in found.models.values() if holding(optimizers, one)]
+        models = [one for one in outermost(found.models.values()) if holding(optimizers, one)]
         if not period:
             self._refuse(optimizers, "its optimizers step in no regular order")
         elif not models:
-            self._refuse(optimizers, "no call of its model is seen (compiled calls are not)")
+            self._refuse(optimizers, "its model's calls are not seen (compiled?), or it has none")
         else:
             self._add(models, optimizers, period, found)
         found.end()
@@ -240,9 +240,7 @@ class Auto:
     def _is_known(self, model: torch.nn.Module) -> bool:
         return any(one is model for loop in self.loops for one in loop.plans.live_models)
 
-    def _add(
-        self, models: Any, optimizers: Any, period: int, found: Discovery | None = None
-    ) -> None:
+    def _add(self, models: Any, optimizers: Any, period: int, found: Any = None) -> None:
         model, optimizer = self.only
         parts = models if model is None else [*model.modules()]
         has_model = any(one is part for one in models for part in parts)

@@ -294,7 +294,7 @@ def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
             for hook in (hook for kind in HOOKS for hook in getattr(part, kind).values()):
                 code = getattr(getattr(hook, "func", hook), "__code__", None)
                 if code is None or is_users(code.co_filename):
-                    return f"your hook of {name or 'the model'} may keep a result"
+                    return f"your hook of {f'`{name}`' if name else 'the model'} may keep a result"
     return ""
 
 

@@ -79,7 +79,7 @@ class Discovery:
         self._forget()
 
     def _called(self, module: torch.nn.Module, needs_gradients: bool) -> None:
-        parameter = next(module.parameters(), None)
+        parameter = next(iter(module.parameters()), None)
         if parameter is None or current_node() is not None:  # a checkpoint's recomputation
             return
         if is_transforming():
@@ -103,7 +103,7 @@ class Discovery:
             self.end()
 
     def differentiated(self) -> None:
-        self._backward_passes += 1
+        self._backward_passes += bool(self._handles)  # otherwise, all loops are known
 
     def obstacle(self) -> str:
         """Return why no race runs on a loop without optimizer steps; empty without such a loop."""
@@ -111,7 +111,7 @@ class Discovery:
             return ""
         if self._is_functional:
             return "torch.func computes its gradients"
-        is_known = all(map(self._known, self.models.values()))
+        is_known = bool(self.models) and all(map(self._known, self.models.values()))
         is_loop = self._backward_passes >= FIRST_STEPS and not is_known
         return "no optimizer of torch makes its steps" if is_loop else ""
 

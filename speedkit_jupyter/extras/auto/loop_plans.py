@@ -53,7 +53,7 @@ class LoopPlans:
     ) -> None:
         self._models = [weakref.ref(model) for model in models]
         self.optimizers = weakref.WeakSet(optimizers)
-        self.device = next(models[0].parameters()).device
+        self.device = next(iter(models[0].parameters())).device
         self.in_force = BASELINE
         self.learned: dict[str, Ratio] = {}
         self.trains = bool(optimizers)

@@ -65,9 +65,7 @@ class Race:
         self.duel: Duel | None = None
         self.overhead, self._random = overhead, random.Random(seed)
         # The times of the latest steps in seconds, by kind and plan.
-        self._times = defaultdict[tuple[Hashable, str], deque[float]](
-            lambda: deque(maxlen=KEPT_STEPS)
-        )
+        self._times = defaultdict[Any, deque[float]](lambda: deque(maxlen=KEPT_STEPS))
         self._blocks: list[Block] = []  # of the current round, complete or not
         self.again: list[str] = []
 

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from IPython import get_ipython
+
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.extras.auto.raced_loop import RacedLoop
+from speedkit_jupyter.plans.naming import name_of
 from speedkit_jupyter.report.elements import Picture, Section, Table, banner
 from speedkit_jupyter.report.rendering import GOOD, NEUTRAL, Document, as_png, axes_of
 from speedkit_jupyter.support import units
@@ -27,7 +30,8 @@ LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
 def report(loop: RacedLoop | None, refused: Iterable[str] = (), busy: str = "") -> Document:
     """Return the report of a loop's race: headline, plot, plans; without a loop, the refusals."""
     if loop is None:
-        return Document(WAITING, list(refused))
+        first, *others = [*refused] or [WAITING]
+        return Document(first, others)
     headline = summary(loop, busy=busy) if loop.totals.steps else live_line(loop)
     png = lambda: as_png(steps_over_time(loop))  # noqa: E731
     picture = Picture(png, "The seconds of each step, by plan.")
@@ -104,8 +108,13 @@ def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
     line = f"{begun}, about {plain} without ({times}) by {race.leader}{earlier}."
     if totals.predictions:
         exact = "--eval exact" if in_notebook else 'evaluation="exact" keeps them plain'
-        line += f" {totals.predictions:,} calls for evaluation ran under it too ({exact})."
-    return f"{line} {IN_NOTEBOOK if in_notebook else IN_PROGRAM}"
+        calls = units.count(totals.predictions, "call")
+        line += f" {calls} for evaluation ran under it too ({exact})."
+    if not in_notebook:
+        return f"{line} {IN_PROGRAM}"
+    names = getattr(get_ipython(), "user_ns", None)  # magics need a variable that holds the model
+    is_named = names is None or any(name_of(names, one, "") for one in loop.plans.live_models)
+    return f"{line} {IN_NOTEBOOK if is_named else NEXT}"
 
 
 def is_short(loop: RacedLoop) -> bool:

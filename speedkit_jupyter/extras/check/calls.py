@@ -45,9 +45,7 @@ class CallResult:
 class Side:
     """The candidate (`watched`) or reference; `close` undoes patches and resets module weights."""
 
-    def __init__(
-        self, function: Callable[..., Any], gradients: bool, watched: bool = False
-    ) -> None:
+    def __init__(self, function: Any, gradients: bool, watched: bool = False) -> None:
         self.function, self._gradients, self._is_watched = function, gradients, watched
         self._watch: PatchWatch | None = None
         module = unwrapped(function) if isinstance(function, torch.nn.Module) else function

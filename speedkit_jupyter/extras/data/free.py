@@ -10,6 +10,7 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from IPython import get_ipython
@@ -48,7 +49,7 @@ def free(names: Names, session: Session, arguments: Namespace) -> None:
         for place, now in _used_bytes()
     ]
     released = ", ".join(filter(None, found)) or "nothing was held but by your variables"
-    own = Section(variables_table(names), "Your own variables, which were not touched")
+    own = Section(variables_table(names), "Your own tensors and arrays by variable, not touched")
     display(Document(f"Released: {released}", ["\n".join(lines), own]))
 
 
@@ -71,14 +72,15 @@ def variables_table(names: Mapping[str, Any]) -> Table:
 
 
 def _held_by(value: Any) -> tuple[int, int]:
-    """Return the bytes of a variable's tensors, and the number of its tensors with a graph."""
+    """Return a variable's bytes of tensors or an array, and its number of tensors with a graph."""
     tensors = list[torch.Tensor]()
     with suppress(ReferenceError):  # a weak proxy of a deleted object
         tensors += tensors_in(value)
         models = [value] if isinstance(value, torch.nn.Module) else []
         optimizers = [value] if isinstance(value, torch.optim.Optimizer) else []
         tensors += memory.state_tensors(models, optimizers)
-    return memory.size(tensors), sum(one.grad_fn is not None for one in tensors)
+    array = value.nbytes if issubclass(type(value), np.ndarray) else 0
+    return memory.size(tensors) + array, sum(one.grad_fn is not None for one in tensors)
 
 
 def forget_error(shell: Any) -> str:

@@ -43,6 +43,8 @@ WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
 MOST_WORKERS = loader_settings.WORKER_COUNTS[-1]
 NO_LOOP = "the step never goes through this loader: give a function that loops over it"
 END = object()
+# Times a loader in round N; returns seconds per batch: of the step, and of waiting for data.
+Block = Callable[["LoaderWay", int], tuple[float, float]]
 
 
 @dataclass(eq=False)
@@ -76,8 +78,6 @@ class LoaderRace:
     """A race of loaders, the `ways`; the first way is the user's own loader, which stays in."""
 
     ways: list[LoaderWay]
-    # Times a loader in round N; returns seconds per batch: of the step, and of waiting for data.
-    block: Callable[[LoaderWay, int], tuple[float, float]]
 
     @property
     def own(self) -> LoaderWay:
@@ -96,12 +96,12 @@ class LoaderRace:
             self.ways.append(one)
             self._attempt(one, partial(enter, one))
 
-    def round(self, order: Sequence[LoaderWay]) -> Iterator[LoaderWay]:
-        """Time each loader once, in the given order; yield after each; then drop slow loaders."""
+    def round(self, order: Sequence[LoaderWay], block: Block) -> Iterator[LoaderWay]:
+        """Time each loader's block in the given order; yield after each; drop slow loaders."""
         blocks = dict[LoaderWay, tuple[float, float]]()
         for one in order:
-            if block := self._attempt(one, partial(self.block, one, self.rounds)):
-                blocks[one] = block
+            if times_s := self._attempt(one, partial(block, one, self.rounds)):
+                blocks[one] = times_s
             yield one
         mine = self.own.settings
         for one, (step_s, wait_s) in blocks.items():

@@ -39,6 +39,9 @@ MOST_SAMPLES, LONGEST_LOOK_S = 32, 1.0
 HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
 HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2.VideoCapture")
 
+# Arguments of a DataLoader that have these values if it has no workers.
+OF_WORKERS = {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+
 
 @dataclass(frozen=True)
 class LoaderSettings:
@@ -86,7 +89,8 @@ def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any
     other = copy.copy(loader)
     modules.detach_iterator(other)
     other.num_workers = settings.num_workers
-    other.prefetch_factor = (loader.prefetch_factor or 2) if settings.num_workers else None
+    other.prefetch_factor = loader.prefetch_factor or 2
+    other.__dict__ |= {} if settings.num_workers else OF_WORKERS
     other.pin_memory = settings.pin_memory
     if settings.whole_batches:
         other.collate_fn = torch.utils.data.default_convert
@@ -110,6 +114,9 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
     """Return the line that creates the loader with new settings; `…` replaces other arguments."""
     own, kind = asdict(LoaderSettings.of(loader)), type(loader).__name__
     changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
+    of_workers = {**OF_WORKERS, "multiprocessing_context": None}
+    for key, value in of_workers.items() if own["num_workers"] and not settings.num_workers else ():
+        changed += [f"{key}={value}"] * (getattr(loader, key) != value)
     given = ["…", *changed]
     if settings.whole_batches:  # a new loader with this loader's data
         given = [f"{name}.dataset", f"sampler={name}.batch_sampler", "batch_size=None"]
@@ -176,9 +183,7 @@ class IndexDataset:
         return index
 
 
-def difference(
-    loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], object]
-) -> str:
+def difference(loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], Any]) -> str:
     """Loop with both settings; return a message if indices or random numbers differ, else ""."""
     if is_iterable(loader):  # only `pin_memory` can change
         return ""
@@ -188,16 +193,16 @@ def difference(
         other = rebuilt(loader, one)
         other.__dict__ |= {"dataset": IndexDataset(), "collate_fn": copy.copy, "pin_memory": False}
         drawn.append(_batches(other))
-    return "" if drawn[0] == drawn[1] else "it returns other batches, or in another order"
+    return "" if drawn[0] == drawn[1] else "its batches, their order or random numbers differ"
 
 
 def _batches(loader: DataLoader[Any]) -> list[Any]:
+    """Return the batches of two epochs, and random numbers drawn between them, as by a step."""
     found = []
     plain = lambda index: index.tolist() if hasattr(index, "tolist") else index  # noqa: E731
     try:
         for _ in range(2):
             for batch in islice(iter(loader), 64):
-                # A step may draw random numbers between batches.
                 found += [tree_map(plain, batch), torch.rand(()).item()]
                 found += [random.random(), float(np.random.rand())]
     finally:

@@ -42,7 +42,7 @@ class LoaderTuning(Shown):
 
     REPORT = f"{__name__}:loader_report"
 
-    loader: DataLoader[Any]
+    loader: Any  # the DataLoader; None in the DataLoader's own `tuning`
     race: LoaderRace
     chosen: LoaderWay
     epoch: int  # batches per epoch, or per loop that ends early
@@ -103,12 +103,13 @@ class LoaderTuner:
         with self._step.guarded() as guard:
             budget.reserved_s = guard.taking_s
             timer = LoaderTimer(self._step, self._loader, self._budget_s, guard.state.restore)
-            race = LoaderRace([LoaderWay(LoaderSettings.of(self._loader))], timer.block)
+            race = LoaderRace([LoaderWay(LoaderSettings.of(self._loader))])
             try:
                 yield from self._race(race, timer, budget)
             finally:
                 for one in race.ways:
                     one.leave()
+                    one.loader = None
 
     def _race(
         self, race: LoaderRace, timer: LoaderTimer, budget: Budget
@@ -126,18 +127,21 @@ class LoaderTuner:
             loader: Any = loader_settings.rebuilt(self._loader, chosen.settings)
             line = loader_settings.source(self._loader, chosen.settings, self._name)
             has_others = chosen.settings.num_workers != race.own.settings.num_workers
-            tuning = loader.tuning = LoaderTuning(
+            tuning = LoaderTuning(
                 loader, race, chosen, timer.epoch, self._name, self._against, declined,
                 [RANDOM] * (has_others and seen.is_random), line, environment(self._device),
                 self._command,
             )  # fmt: skip
+            loader.tuning = replace(
+                tuning, loader=None
+            )  # else a cycle would keep its workers alive
             return tuning
 
         race.admit(ways, timer.enter)
         self._result = outcome(race.own)
         racing = race.racing
         for order in ShuffledRounds(racing, lambda: budget.room_s):
-            for one in race.round(order):
+            for one in race.round(order, timer.block):
                 yield Progress(budget.share, f"round {race.rounds + 1}: {one.settings.words}")
             racing[:] = race.racing
             if len(racing) == 1 or race.is_settled():
@@ -183,7 +187,7 @@ def tune_loader(
     against = "" if step is None else getattr(step, "__name__", "step")
     command = f"tune_loader(loader{f', {against}' if against else ''})"
     tuner = LoaderTuner(step_over(loader, step), loader, budget_s, against=against, command=command)
-    return drained(tuner).loader
+    return drained(tuner).loader  # type: ignore[no-any-return]
 
 
 def check_loader(loader: Any) -> None:

@@ -31,7 +31,7 @@ Key = int | str  # the position or name of an argument
 # Losses in torch.nn.functional that by default average over targets that are not ignored.
 MEANS = (functional.cross_entropy, functional.nll_loss)
 # The check runs up to this many samples in one call, and again in two parts.
-TRIED = 4
+TRIED = 7
 # Limit for the error of the parts' joint loss, relative to the largest loss. A wrong mean is off by
 # far more; one rounding is off by up to 6e-8 in float32, 5e-4 in TF32, 4e-3 in bfloat16.
 CLOSE, CLOSE_IN_TF32, CLOSE_IN_HALF = 5e-6, 1e-3, 3e-2
@@ -61,7 +61,7 @@ def micro_batch(
         loss = loss_of(x, y)        # instead of loss = …; loss.backward()
         optimizer.step()
 
-    The first call with several parts checks, with up to 4 samples, that the parts' losses add up.
+    The first call with several parts checks, with up to 7 samples, that the parts' losses add up.
     With several ranks (DDP, FSDP2, `distributed`), only the last part's backward pass exchanges
     gradients, averaged over the ranks. All ranks need the same number of parts.
 
@@ -198,7 +198,8 @@ class MicroBatch:
         found = [one for one in map(lengths_of, values) if one]
         if not found:
             raise StepError("no argument is a tensor with a row for each sample")
-        length, *others = min(found, key=len)
+        sure = [one for one in found if len(one) == min(map(len, found))]
+        length, *others = max(sure, key=sure.count)  # class weights may have another length
         if others or [length] * 2 in found:
             raise StepError("a list of tensors may be samples or parts: stack it, or give parts")
         return length
@@ -221,15 +222,16 @@ class MicroBatch:
 
     def _check(self, batch: Batch) -> None:
         """Raise StepError if two parts' losses don't add up; warn if repeated calls differ."""
-        number = min(batch.length, TRIED)
+        number = min(batch.length, TRIED, max(self.size, 5))
         every = range(0, batch.length // number * number, batch.length // number)
-        half = number // 2
-        spans = [every, every, every[:half], every[half:]]
+        # Parts of 2 and 5 samples: halves also add up if each has as many samples under a mask.
+        first = min(number // 2, 2)
+        spans = [every, every, every[:first], every[first:]]
         (whole, _), (again, _), *parts = self._tried(batch, spans)
         if math.isnan(whole):
             return
         # Parts with equal losses don't prove a mean.
-        self._is_checked = whole != again or len({loss for loss, _ in parts}) > 1
+        self._is_checked = whole != again or not np.allclose(parts[0][0], parts[1][0])
         if whole != again:
             messages.warn(
                 "micro_batch: two calls with the same samples give different losses, so the loss "
@@ -346,9 +348,7 @@ class MeanMode(TorchFunctionMode):
         super().__init__()
         self.divisors = list[float]()
 
-    def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in MEANS:
             self.divisors += _divisor(args, kwargs or {})
         return function(*args, **(kwargs or {}))

@@ -152,15 +152,13 @@ def with_static_cache(code: DecodingCode, target: Target, length: Any) -> Callab
         finally:
             overrides.put_back_entries(vars(module), {LONGEST: before})
             if not code.failed:
-                notes["static_cache"] = _compiled_for(code.shapes)
+                sizes = ", ".join(f"{rows} × {length}" for rows, length in sorted(code.shapes))
+                more = "; torch compiles a second shape for all sizes" * (len(code.shapes) > 1)
+                notes["static_cache"] = (
+                    f"decoding is compiled for rows × length of the cache: {sizes}{more}"
+                )
 
     return generate
-
-
-def _compiled_for(shapes: set[tuple[int, int]]) -> str:
-    told = ", ".join(f"{rows} × {length}" for rows, length in sorted(shapes))
-    more = "; torch compiles a second shape for all sizes" if len(shapes) > 1 else ""
-    return f"decoding is compiled for rows × length of the cache: {told}{more}"
 
 
 def _with_cache(kwargs: Mapping[str, Any], length: int) -> dict[str, Any]:

@@ -272,9 +272,7 @@ def compiled_flex(_: torch.device, shape: Shape | None) -> Callable[..., Any]:
     """Return FlexAttention, compiled at its first call; sizes are static unless `shape` is None."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    def attend(*args: Any, **kwargs: Any) -> Any:
-        return flex_attention(*args, **kwargs)
-
+    attend = lambda *args, **kwargs: flex_attention(*args, **kwargs)  # noqa: E731
     return compile_alone(attend, **({} if shape is None else {"dynamic": False}))
 
 

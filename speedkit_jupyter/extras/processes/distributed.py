@@ -84,7 +84,7 @@ class Distributed(Optimization):
             with CALLS.overriding([(target.model, copies)]), closing(copies):
                 yield
             return
-        kind = next(target.model.parameters()).device.type
+        kind = next(iter(target.model.parameters())).device.type
         dtype = torch.bfloat16 if reduce == "bf16" else None
         sharded = Sharded(
             [*repeated_blocks(target.model), target.model],

@@ -261,9 +261,7 @@ def put_state(old: Any, state: Any) -> None:
         object.__setattr__(old, name, one)
 
 
-def taken(
-    path: Path, sent: Mapping[int, Any], space: Space
-) -> tuple[dict[str, Any], dict[str, str]]:
+def taken(path: Path, sent: dict[int, Any], space: Space) -> tuple[dict[str, Any], dict[str, str]]:
     """Write a reply's contents into the sent objects; return bound values and failures by name."""
     units, failed = Reader(path, space, sent).read(), dict[str, str]()
     contents = [(sent[n], *one) for n, one in units.items() if n in sent and one and one[0]]

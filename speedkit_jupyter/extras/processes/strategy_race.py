@@ -116,7 +116,7 @@ def _block(
         begun_s = time.perf_counter()
         for _ in range(steps if runs else 0):
             loss = step()
-        synchronize(next(model.parameters()).device)
+        synchronize(next(iter(model.parameters())).device)
         seconds = (time.perf_counter() - begun_s) / steps
         used = _state_bytes(model, optimizers)
     number = float(loss) if loss is not None and getattr(loss, "numel", lambda: 1)() == 1 else None

@@ -97,9 +97,7 @@ class OperatorTrace:
     times: Counter[str] = field(default_factory=Counter)
     busy_s: float | None = None
 
-    def add(
-        self, call: Callable[[], object], names: Mapping[int, str], device: torch.device
-    ) -> None:
+    def add(self, call: Callable[[], Any], names: Mapping[int, str], device: torch.device) -> None:
         """Trace one more call; `names` are names of modules by id.
 
         Raises StepError if another profiler is running, or if the call runs one.

@@ -240,12 +240,9 @@ class Profile(Shown):
         calls, total_s = len(self.taken) * self.steps, sum(map(sum, waits.values()))
         # The scaled waits sum to at most the part's seconds, which exclude overhead.
         scale = min(self.seconds("synchronizations") * calls / total_s, 1.0) if total_s else 1.0
-        found = [
-            Wait(*at, len(each) / calls, scale * sum(each) / calls) for at, each in waits.items()
-        ]
-        return sorted(
-            found, key=lambda wait: (-wait.seconds_per_step, -wait.times_per_step, wait.spot)
-        )
+        each = ((at, len(s) / calls, scale * sum(s) / calls) for at, s in waits.items())
+        found = [Wait(*at, times, seconds) for at, times, seconds in each]
+        return sorted(found, key=lambda one: (-one.seconds_per_step, -one.times_per_step, one.spot))
 
     def rows(self) -> list[dict[str, Any]]:
         each = self.shares().items()

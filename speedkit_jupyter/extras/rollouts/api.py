@@ -164,9 +164,7 @@ def _tuned(result: Rollout, search: WaySearch) -> Program:
     return search.program
 
 
-def _states(
-    program: Program, x0: torch.Tensor, result: Rollout, every: int
-) -> Iterator[torch.Tensor]:
+def _states(program: Program, x0: torch.Tensor, result: Rollout, every: int) -> Iterator[Any]:
     state = x0.detach()
     while result.steps < result.asked:
         steps = min(every, result.asked - result.steps)

@@ -114,9 +114,7 @@ def arguments_to_try(trainer: Any, budget_s: float) -> dict[str, dict[str, str]]
 def other_parts(args: Any) -> list[dict[str, int]]:
     """Return other pairs of batch size and accumulation steps with the same rows per update."""
     rows, parts = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    larger = [
-        {ROWS: rows * one, PARTS: parts // one} for one in sorted({2, parts}) if not parts % one
-    ]
+    larger = [{ROWS: rows * n, PARTS: parts // n} for n in sorted({2, parts}) if not parts % n]
     halved = [{ROWS: rows // 2, PARTS: 2}] * (rows % 2 == 0)
     return larger if parts > 1 else halved
 

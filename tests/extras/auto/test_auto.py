@@ -471,7 +471,7 @@ def test_a_model_is_freed_after_the_block(make_net):
 @pytest.mark.parametrize(("keep", "told"), [
     (lambda net, result: setattr(net, "kept", result), "the model keeps kept"),
     (lambda net, result: net.last.features.append(result), "the model keeps last.features"),
-    (lambda net, result: ELSEWHERE.append(result), "your hook of last may keep a result"),
+    (lambda net, result: ELSEWHERE.append(result), "your hook of `last` may keep a result"),
 ], ids=["attribute", "list", "elsewhere"])  # fmt: skip
 def test_a_model_or_a_hook_that_keeps_results_is_not_lowered(loop, running, keep, told):
     net, _, train = loop

@@ -285,11 +285,13 @@ def test_generating_between_steps_is_evaluation_and_makes_no_step(made_time, run
     assert sum(work.totals.steps.values()) == 60
 
 
-def test_steps_that_are_written_by_hand_run_as_they_are_and_one_line_says_why(made_time, running):
-    net = nn.Linear(4, 2)
+@pytest.mark.parametrize("is_called", [True, False], ids=["a module", "raw tensors"])
+def test_steps_that_are_written_by_hand_run_as_they_are_and_one_line_says_why(running, is_called):
+    net = nn.Linear(4, 2, bias=False)
     for _ in range(20):
         net.zero_grad()
-        net(torch.rand(3, 4)).sum().backward()
+        call = net if is_called else net.weight.mv
+        call(torch.rand(4)).sum().backward()
         for parameter in net.parameters():
             parameter.data -= 0.01 * parameter.grad
     assert not running.loops
@@ -299,6 +301,7 @@ def test_steps_that_are_written_by_hand_run_as_they_are_and_one_line_says_why(ma
 
 def test_a_known_loop_is_known_in_the_next_cell(made_time, running):
     net = nn.Linear(4, 2)
+    net.parameters = lambda: [net.weight, net.bias]  # as in "Dive into Deep Learning"
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     for _ in range(2):
         running.begin_cell()

@@ -17,16 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from speedkit_jupyter import StepError, batch_sizes, tune_loader
-from speedkit_jupyter.extras.data.loader_settings import (
-    LoaderSettings,
-    Samples,
-    candidates,
-    end_workers,
-    look_at,
-    rebuilt,
-    source,
-    why_no_workers,
-)
+from speedkit_jupyter.extras.data import loader_settings
 
 
 class Holding(Dataset[Any]):
@@ -44,7 +35,7 @@ class Holding(Dataset[Any]):
 
 def why(data: Dataset[Any], context: str = "fork") -> str:
     loader = DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context=context)
-    return why_no_workers(loader, look_at(loader))
+    return loader_settings.why_no_workers(loader, loader_settings.look_at(loader))
 
 
 SHARED: dict[str, Callable[[Any], float]] = {
@@ -62,7 +53,7 @@ OWN: dict[str, tuple[Any, Callable[[Any], float]]] = {
 @pytest.mark.parametrize("kind", [*SHARED, *OWN])
 def test_random_samples_are_told_and_an_own_generator_keeps_a_loader_from_workers(kind):
     held, read = OWN.get(kind) or (None, SHARED[kind])
-    assert look_at(DataLoader(Holding(held, read))).is_random
+    assert loader_settings.look_at(DataLoader(Holding(held, read))).is_random
     assert ("random generator" in why(Holding(held, read))) == (kind in OWN)
     assert why(Holding(held)) == ""
 
@@ -92,7 +83,9 @@ def test_code_of_a_notebook_is_named_where_workers_are_spawned(monkeypatch: Any)
 
 
 def test_workers_are_tried_up_to_the_cores() -> None:
-    ways, declined = candidates(DataLoader(Holding(1)), Samples(), 3)
+    ways, declined = loader_settings.candidates(
+        DataLoader(Holding(1)), loader_settings.Samples(), 3
+    )
     assert [one.num_workers for one in ways] == [1, 2, 3]
     assert not declined
 
@@ -121,7 +114,7 @@ def epochs(loader: DataLoader[Any], number: int = 3) -> list[list[Any]]:
         drawn = lambda: (torch.rand(()).item(), random.random())  # noqa: E731
         return [[(batch, drawn()) for batch in loader] for _ in range(number)]
     finally:
-        end_workers(loader)
+        loader_settings.end_workers(loader)
 
 
 assert_same = partial(torch.testing.assert_close, rtol=0, atol=0)
@@ -139,18 +132,18 @@ def test_whatever_the_settings_the_order_is_the_users(length, size, workers, own
         own = torch.Generator().manual_seed(3) if own_generator else None
         return DataLoader(Holding(length=length), batch_size=size, shuffle=True, generator=own)
 
-    other = LoaderSettings(workers)
-    assert_same(epochs(made()), epochs(rebuilt(made(), other)))
+    other = loader_settings.LoaderSettings(workers)
+    assert_same(epochs(made()), epochs(loader_settings.rebuilt(made(), other)))
 
 
 def test_the_code_says_what_is_new_in_the_users_own_line() -> None:
     own = DataLoader(TensorDataset(torch.arange(48.0).view(24, 2)), batch_size=5, num_workers=1)
-    code = source(own, LoaderSettings(2, True), "loader")
+    code = loader_settings.source(own, loader_settings.LoaderSettings(2, True), "loader")
     assert code == "loader = DataLoader(…, num_workers=2, pin_memory=True)"
     names = {"train": own, "DataLoader": DataLoader}
-    chosen = LoaderSettings(whole_batches=True)
-    exec(source(own, chosen, "train"), names)
-    assert_same(epochs(names["train"]), epochs(rebuilt(own, chosen)))
+    chosen = loader_settings.LoaderSettings(whole_batches=True)
+    exec(loader_settings.source(own, chosen, "train"), names)
+    assert_same(epochs(names["train"]), epochs(loader_settings.rebuilt(own, chosen)))
 
 
 class Named(DataLoader[Any]):
@@ -167,7 +160,7 @@ class Named(DataLoader[Any]):
 def test_a_loader_of_a_class_of_its_own_stays_one_and_is_left_alone() -> None:
     plain = Named("train")
     before = dict(plain.__dict__)
-    other = rebuilt(plain, LoaderSettings(2))
+    other = loader_settings.rebuilt(plain, loader_settings.LoaderSettings(2))
     assert type(other) is Named
     assert other.name == "train"
     assert_same(epochs(plain), epochs(other))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from itertools import cycle
+from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from typing import Any
 
@@ -19,6 +20,7 @@ from training import everything
 
 from speedkit_jupyter import StepError, batch_sizes, tune_loader
 from speedkit_jupyter.catalog.model_changes.tensors import has_views
+from speedkit_jupyter.extras.data import loader_settings
 from speedkit_jupyter.extras.data.loader_race import (
     LEAST_ROUNDS,
     MOST_ROUNDS,
@@ -74,6 +76,7 @@ def test_everything_is_put_back_and_no_worker_is_left() -> None:
     before = everything(net)
     fast = tune_loader(loader, step, budget_s=1.0)
     assert type(fast) is DataLoader
+    assert ForkingPickler.dumps(fast.tuning)
     assert not any(map(has_views, net.parameters()))  # the result keeps no copy of the state
     assert everything(net) == before
     assert data.drawn == 0
@@ -84,6 +87,14 @@ def test_everything_is_put_back_and_no_worker_is_left() -> None:
 class Broken(Slow):
     def __getitem__(self, index: int) -> Any:
         raise ValueError(f"no file for {index}")
+
+
+def test_the_line_for_no_workers_resets_what_only_workers_take() -> None:
+    loader = DataLoader(Slow(), num_workers=2, timeout=9, persistent_workers=True)
+    line = loader_settings.source(loader, LoaderSettings(), "loader")
+    assert not loader_settings.rebuilt(loader, LoaderSettings()).timeout
+    made = eval(line.removeprefix("loader = ").replace("…", "*[Slow()]"))
+    assert (made.num_workers, made.timeout, made.persistent_workers) == (0, 0, False)
 
 
 def test_what_cant_be_measured_is_said_in_one_line() -> None:
@@ -203,9 +214,9 @@ def raced(times: Mapping[LoaderWay, float], waits: Mapping[LoaderWay, float] = {
         waver, wait_s = next(wavering), waits.get(one, times[one])
         return (times[one] - wait_s) * waver, wait_s * waver
 
-    race = LoaderRace(list(times), block)
+    race = LoaderRace(list(times))
     while len(race.racing) > 1 and not race.is_settled():
-        list(race.round(race.racing))
+        list(race.round(race.racing, block))
     return race
 
 
@@ -253,8 +264,8 @@ def test_workers_that_are_stuck_later_are_waited_for_once() -> None:
             raise RuntimeError("DataLoader timed out after 3.0 seconds")
         return 1.0, 0.0
 
-    race = LoaderRace([own, one, two], block)
-    list(race.round(race.racing))
+    race = LoaderRace([own, one, two])
+    list(race.round(race.racing, block))
     words = sorted([one.why_out, two.why_out])
     assert words == [
         "RuntimeError: DataLoader timed out after 3.0 seconds",
