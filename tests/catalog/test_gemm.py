@@ -141,9 +141,7 @@ SHAPES = [(1, 1, 1), (1, 7, 5), (5, 1, 7), (33, 17, 65), (0, 3, 4), (3, 0, 4), (
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_products_of_every_shape_and_layout_are_torchs_within_rounding(
-    by_onednn, onednn, shape, layout
-):
+def test_products_of_every_shape_are_torchs_within_rounding(by_onednn, onednn, shape, layout):
     m, k, n = shape
     matrix = LAYOUTS[layout]
     a, b, row, full = matrix(m, k), matrix(k, n), torch.randn(n), torch.randn(m, n)

@@ -44,9 +44,7 @@ def test_the_context_holds_where_another_plan_is_in_force():
 
 
 @pytest.mark.parametrize(("device", "first"), [("cpu", []), ("cuda", ["cuda"])])
-def test_on_a_gpu_the_order_is_set_after_torchs_first_call_which_sets_its_own(
-    monkeypatch, device, first
-):
+def test_on_a_gpu_the_order_is_set_after_torchs_first_call(monkeypatch, device, first):
     called = []
 
     def attention(q, *rest):

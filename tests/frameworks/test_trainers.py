@@ -5,12 +5,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
-from speedkit_jupyter.extras.trainer_arguments.trainer import (
-    TrainerAdvisor,
-    other_parts,
-    same_update,
-    short_training,
-)
+from speedkit_jupyter.extras.trainer_arguments import trainer as advising
 from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.step.variants import variant
 
@@ -171,17 +166,15 @@ def test_lightnings_optimizers_are_switched_and_restored(lightning, look):
 def test_a_plan_computes_the_bits_of_the_argument_that_it_stands_for(tmp_path, word):
     given = {"bf16": {"bf16": True}, "fused_optimizer": {"optim": "adamw_torch_fused"}}[word]
     by_argument = made(tmp_path, **given)
-    short_training(by_argument)()
+    advising.short_training(by_argument)()
     by_plan = made(tmp_path)
     with apply_speedups(by_plan.model, variant(word).config)[1]:
-        short_training(by_plan)()
+        advising.short_training(by_plan)()
     assert all(map(torch.equal, by_argument.model.parameters(), by_plan.model.parameters()))
 
 
 @pytest.mark.parametrize("has_trained", [False, True])
-def test_arguments_are_tried_on_a_trainer_and_left_as_they_were(
-    trainer, look, monkeypatch, has_trained
-):
+def test_arguments_are_tried_on_a_trainer_and_left_alone(trainer, look, monkeypatch, has_trained):
     if has_trained:
         trainer.train()
     objects = trainer.model, *([trainer.optimizer, trainer.lr_scheduler] if has_trained else [])
@@ -189,7 +182,7 @@ def test_arguments_are_tried_on_a_trainer_and_left_as_they_were(
     monkeypatch.setattr(Policy, "to_check", lambda _, found: iter(found.records[-1:]))
     before, args = look(*objects), dict(vars(trainer.args))
     callbacks, own = [*trainer.callback_handler.callbacks], dict(vars(trainer))
-    advisor = TrainerAdvisor(trainer, 1.0, "%speedkit advise trainer")
+    advisor = advising.TrainerAdvisor(trainer, 1.0, "%speedkit advise trainer")
     list(advisor.run())
     found = advisor.result()
     names = [one.name for one in found.records]
@@ -214,10 +207,10 @@ def test_other_batch_sizes_are_right_where_an_update_has_the_same_gradients(
     for number, row in enumerate(rows):
         row["labels"][: 1 + 5 * (number % 2)] = -100
     trainer.train_dataset = rows
-    (larger,) = other_parts(trainer.args)
+    (larger,) = advising.other_parts(trainer.args)
     assert [*larger.values()] == [8, 1]
     torch.manual_seed(0)  # the Trainer draws its order with it
-    accuracy = same_update(trainer, larger, lambda: torch.manual_seed(0))
+    accuracy = advising.same_update(trainer, larger, lambda: torch.manual_seed(0))
     assert accuracy.verdict == verdict, accuracy
     assert all(one.grad is None for one in trainer.model.parameters())
     assert (trainer.args.per_device_train_batch_size, trainer._train_batch_size) == (4, 4)
@@ -225,9 +218,9 @@ def test_other_batch_sizes_are_right_where_an_update_has_the_same_gradients(
 
 def test_the_line_has_the_arguments_that_are_proven_faster_and_counts_padding(trainer, tmp_path):
     trainer.train_dataset = [{"input_ids": [1] * length} for length in (2, 50) * 8]
-    names = [one.name for one in TrainerAdvisor(trainer, 40.0, "").result().records]
+    names = [one.name for one in advising.TrainerAdvisor(trainer, 40.0, "").result().records]
     assert ("compile" not in names, names[-1]) == (True, "fused_optimizer+compile")
-    advisor = TrainerAdvisor(trainer, 1.0, "")
+    advisor = advising.TrainerAdvisor(trainer, 1.0, "")
     assert "Nothing was measured within the budget" in advisor.advice().to_text()
     for record in advisor.result().records:
         is_fast = record.name.startswith(("fused", "per_device"))

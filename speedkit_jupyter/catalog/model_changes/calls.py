@@ -158,7 +158,7 @@ def converted(results: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> 
     def _replaced(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return convert(value)
-        if not (parts := _parts_of(value)):
+        if not (parts := parts_of(value)):
             return value
         changed = tree_map(replaced, parts)
         pairs = zip(tree_leaves(changed), tree_leaves(parts), strict=True)
@@ -175,7 +175,7 @@ def converted(results: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> 
         known.clear()  # the two functions refer to each other, and would keep tensors alive
 
 
-def _parts_of(value: Any) -> dict[str, Any]:
+def parts_of(value: Any) -> dict[str, Any]:
     """Return the fields of a dataclass, or the attributes of a distribution; else an empty dict."""
     if isinstance(value, torch.distributions.Distribution):
         return dict(vars(value))

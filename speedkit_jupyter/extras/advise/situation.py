@@ -98,9 +98,7 @@ class ObservedCall:
     def nodes(self, *kinds: type[N]) -> Iterator[tuple[FunctionCode, N]]:
         return ((one, node) for one in self.code for node in one.nodes(*kinds))
 
-    def on_module(
-        self, original: Original, module: torch.nn.Module, /, *args: Any, **kwargs: Any
-    ) -> Any:
+    def on_module(self, original: Original, module: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self._inside:
             return original(module, *args, **kwargs)
         self.in_anomaly_mode |= torch.is_anomaly_enabled()
@@ -144,9 +142,7 @@ class ObservedCall:
             draws.waited_s += clock.now() - begun_s
 
 
-def observed(
-    call: Callable[[], object], parameters: Sequence[torch.nn.Parameter] = ()
-) -> ObservedCall:
+def observed(call: Callable[[], object], parameters: Sequence[Any] = ()) -> ObservedCall:
     """Run `call` and return observations; only `parameters` are watched for new gradients."""
 
     def gradients() -> dict[int, tuple[int, int] | None]:

@@ -10,14 +10,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from speedkit_jupyter.catalog.model_changes.calls import HOOKS
+from speedkit_jupyter.catalog.model_changes.calls import HOOKS, parts_of
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.right.deviations import of_gradients, sums, total
 from speedkit_jupyter.right.judge import beyond_limit
@@ -83,7 +83,7 @@ class Examiner:
         self.name, self.is_recording, self._obstacle = name, True, ""
         for one in parameters_of(self._plans.live_models):
             if self._plans.trains and one.requires_grad:
-                self._hooks.append(one.register_hook(partial(_add, self._gradients, id(one))))
+                self._hooks.append(one.register_hook(partial(self._note, self._gradients, id(one))))
 
     def recorded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
         """Run a call by `below`, and record the call unless MOST_CALLS calls are recorded already.
@@ -98,7 +98,8 @@ class Examiner:
         values = self._values()
         before = self._copied([*args, *kwargs.values()])
         result = below(*args, **kwargs)
-        others = [one for one in tree_leaves(result) if not _is_plain(one)]
+        plain = (torch.Tensor, np.ndarray)
+        others = [r for r in tree_leaves(result) if not (isinstance(r, plain) or parts_of(r))]
         if values != self._values():
             self._obstacle = "the model changes its parameters in a call"
         elif before is not None and before.changed({}):
@@ -108,13 +109,19 @@ class Examiner:
         if not self.is_recording:  # a backward pass inside the call ended the recording
             return result
         drawn = snapshot.ProcessSettings(snapshot.generators()) if random.changed() else None
-        floats = [one for one in tensors_in(result) if one.is_floating_point()]
+        floats = _floats(result)
         call = NotedCall(module, (args, kwargs), versions, random, drawn, floats)
         for number, one in enumerate(floats):
             if one.requires_grad and torch.is_grad_enabled():
-                self._hooks.append(one.register_hook(partial(_add, call.gradients, number)))
+                self._hooks.append(one.register_hook(partial(self._note, call.gradients, number)))
         self._calls.append(call)
         return result
+
+    def _note(self, table: dict[int, torch.Tensor], key: int, gradient: Any) -> None:
+        """Add a gradient that a hook gets; with `create_graph`, note an obstacle."""
+        if torch.is_grad_enabled():
+            self._obstacle = "its gradients are differentiated again"
+        _add(table, key, gradient)
 
     def _copied(self, arguments: list[Any]) -> snapshot.Snapshot | None:
         """Return a copy of the objects in arguments; None without objects, or with an obstacle."""
@@ -237,8 +244,7 @@ class Examiner:
             draw_again = nullcontext() if plain else replayed(set())
             with torch.set_grad_enabled(bool(call.gradients)), draw_again:
                 forward = partial(call.module, *args, **kwargs)
-                repeated = tensors_in(interrupts.in_a_window(forward))
-            floats = [one for one in repeated if one.is_floating_point()]
+                floats = _floats(interrupts.in_a_window(forward))
             results += floats
             if clock.now() - begun_s > most_s:
                 raise TimeoutError
@@ -250,8 +256,7 @@ class Examiner:
             backward = partial(torch.autograd.grad, ends, trained, given, allow_unused=True)
             again = interrupts.in_a_window(backward)
             for one, gradient in zip(trained, again, strict=True):
-                if gradient is not None:
-                    _add(found, id(one), gradient)
+                _add(found, id(one), gradient)
         return [one.detach() for one in results], found
 
     def _differences(self, found: Outcome, known: Outcome, precision: str) -> str:
@@ -298,12 +303,15 @@ def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
     return ""
 
 
-def _is_plain(result: Any) -> bool:
-    """Return whether one of a call's results is a tensor, a NumPy array or a dataclass."""
-    return isinstance(result, (torch.Tensor, np.ndarray)) or is_dataclass(result)
+def _floats(result: Any) -> list[torch.Tensor]:
+    """Return the floating-point tensors of a call's result, also in dataclasses."""
+    every = tensors_in(tree_map(lambda one: parts_of(one) or one, result))
+    return [one for one in every if one.is_floating_point()]
 
 
-def _add(table: dict[int, torch.Tensor], key: int, gradient: torch.Tensor) -> None:
+def _add(table: dict[int, torch.Tensor], key: int, gradient: torch.Tensor | None) -> None:
+    if gradient is None:  # undefined, as of a parameter that an autograd.Function ignores
+        return
     known, gradient = table.get(key), gradient.detach()
     gradient = gradient.to_dense() if gradient.is_sparse else gradient
     table[key] = gradient if known is None else known + gradient

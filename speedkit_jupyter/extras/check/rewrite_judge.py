@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from speedkit_jupyter.extras.check import inputs
 from speedkit_jupyter.extras.check.agreement import RoundingLimits, form_faults
 from speedkit_jupyter.extras.check.calls import CallResult, Side
-from speedkit_jupyter.extras.check.inputs import CallInputs, InputSource, Values
+from speedkit_jupyter.extras.check.inputs import CallInputs, Values
 from speedkit_jupyter.extras.check.result import Agreement, SizeCheck
 from speedkit_jupyter.extras.data.batch_sizes import is_out_of_memory
 from speedkit_jupyter.right.reference import lowest, of_dtypes
@@ -46,9 +46,7 @@ class FirstCall(NamedTuple):
 class RewriteJudge:
     """Judge a candidate against a reference, in `budget_s` seconds for all sizes together."""
 
-    def __init__(
-        self, candidate: Side, reference: Side, source: InputSource, budget_s: float
-    ) -> None:
+    def __init__(self, candidate: Side, reference: Side, source: Any, budget_s: float) -> None:
         self._candidate, self._reference = candidate, reference
         self._source, self._budget = source, Budget(budget_s)
 

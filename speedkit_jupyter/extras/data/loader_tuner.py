@@ -132,9 +132,7 @@ class LoaderTuner:
                 [RANDOM] * (has_others and seen.is_random), line, environment(self._device),
                 self._command,
             )  # fmt: skip
-            loader.tuning = replace(
-                tuning, loader=None
-            )  # else a cycle would keep its workers alive
+            loader.tuning = replace(tuning, loader=None)  # a cycle would keep its workers alive
             return tuning
 
         race.admit(ways, timer.enter)

@@ -484,6 +484,18 @@ def test_a_model_or_a_hook_that_keeps_results_is_not_lowered(loop, running, keep
     assert any(told in why for why in running.latest.race.reasons.values())
 
 
+def test_gradients_that_are_undefined_or_differentiated_again_are_not_compared(running):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for _ in range(400):
+        x = torch.rand(8, 4, requires_grad=True)
+        (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        optimizer.step()
+    why = running.latest.race.reasons["bf16"]
+    assert why == "not checked: its gradients are differentiated again"
+
+
 def test_a_hook_that_is_set_under_the_winner_gets_plain_results(loop, running):
     net, _, train = loop
     train(600)

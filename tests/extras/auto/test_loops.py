@@ -214,9 +214,7 @@ class Recomputed(nn.Sequential):
 OTHERS = (teacher_and_student, moving_average_by_data, validation, rollouts_and_epochs, workers)
 FRAMEWORKS = (by_accelerate, by_lightning, by_trainer)
 LOOPS = {
-    "plain, with a progress bar": lambda net: train(
-        net, pytest.importorskip("tqdm").tqdm([*batches()])
-    ),
+    "plain, with tqdm": lambda net: train(net, pytest.importorskip("tqdm").tqdm([*batches()])),
     "checkpoint": lambda net: train(Recomputed(net)),
     "accumulation": partial(train, per_step=2),
     "clipping": lambda net: train(
