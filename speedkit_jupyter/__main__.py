@@ -14,7 +14,7 @@ USAGE = "usage: python -m speedkit_jupyter run [-m MODULE | SCRIPT.py] [ARGUMENT
 
 
 def main() -> int:
-    """Run the program in sys.argv; return 0, or 1 if it fails, or 2 if usage or path is wrong."""
+    """Run the program that sys.argv names; return 0, or 1 on an exception, or 2 on bad usage."""
     is_module = sys.argv[2:3] == ["-m"]
     if sys.argv[1:2] != ["run"] or len(sys.argv) < 3 + is_module:
         print(USAGE, file=sys.stderr)
@@ -36,7 +36,7 @@ def main() -> int:
 def run(words: Sequence[str]) -> None:
     """Run a script or a module as `python` would, with `auto` on.
 
-    `words` are the path of the script, or `-m` and a module, then the program's arguments.
+    `words` has the script's path (or `-m` and a module), followed by the program's arguments.
     """
     is_module = words[0] == "-m"
     before, path, sys.argv = sys.argv, [*sys.path], [*words[is_module:]]

@@ -5,7 +5,7 @@
     python -m coverage combine && python tests/accelerator_lines.py [DATA]
 
 Such a line names `torch.cuda` or a similar module, or is in a branch whose condition tests the type
-of a device. Exits 1 if it finds any. DATA is coverage's data file. `coverage` is on PyPI.
+of a device. The exit status is 1 if there are any. DATA is the data file of `coverage` (PyPI).
 """
 
 import ast
@@ -17,7 +17,7 @@ from pathlib import Path
 from coverage import CoverageData
 
 PACKAGE = Path(__file__).parents[1] / "speedkit_jupyter"
-# Names that only accelerators have, and conditions that hold only on an accelerator or on a CPU.
+# Code that names an accelerator's module; conditions true only on an accelerator or on a CPU.
 NAMED = re.compile(r"torch\.(cuda|mps|xpu|accelerator)\.|get_device_module|\bkind\.module\b")
 ON_DEVICE = re.compile(
     r"(type|device|kind|backend)\w* (!= 'cpu'|== '(cuda|mps|xpu)'|not in \('cpu')"
@@ -29,7 +29,7 @@ ON_CPU = re.compile(
 
 
 def candidates(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Yield the statements that only an accelerator reaches, and those that name its modules."""
+    """Yield statements that only an accelerator reaches or that name an accelerator's module."""
     for node in ast.walk(tree):
         bodies = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
         for body in filter(lambda found: isinstance(found, list), bodies):
@@ -49,7 +49,7 @@ def candidates(tree: ast.Module) -> Iterator[ast.stmt]:
 
 
 def unreached(file: Path, reached: set[int]) -> Iterator[tuple[int, str]]:
-    """Yield the number and text of each line of the candidates that is not in `reached`."""
+    """Yield the number and text of each candidate line whose number is not in `reached`."""
     source = file.read_text()
     lines, found = source.splitlines(), set[int]()
     for one in candidates(ast.parse(source)):

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: they plan for the machine of `--profile` and leave global state clean."""
+"""Fixtures for all tests: plan for the machine of `--profile` and restore global state."""
 
 import argparse
 import functools
@@ -46,14 +46,14 @@ os.environ["OMP_NUM_THREADS"] = "2"
 # Two test processes share the cores: threads that spin while they wait would stall each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# Tests that a shell starts in the background ignore Ctrl-C, but some tests raise it.
+# If a shell starts the tests in the background, they ignore SIGINT, which some tests raise.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REALLY_INSTALLED = detection.installed_versions
 
-# For `pytest --profile NAME`: the machine that plans are made for, and the precision that its rule
-# chooses ("" for the machine's own rule). All tests must pass under each profile on any machine:
+# For `pytest --profile NAME`: the machine that plans are made for ("" for this machine), and the
+# precision on CPUs ("" leaves it to the rule). Tests must pass with each profile on any machine:
 # bf16 works without bf16 units too, but slowly, and fp16 works with torch's GradScaler for CPUs.
 PROFILES = {
     "cpu": ("cpu", ""),
@@ -86,7 +86,7 @@ def _profiles(names: str) -> list[str]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set the first profile's machine, also for kernels and servers that start before any test."""
+    """Set the first profile's machine for the process, before fixtures start kernels or servers."""
     for name in [name for name in os.environ if name.startswith("SPEEDKIT_")]:
         del os.environ[name]
     os.environ["SPEEDKIT_HARDWARE"] = PROFILES[config.getoption("--profile")[0]][0]
@@ -105,7 +105,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _on_its_machines(items: list[pytest.Item], profiles: list[str]) -> Iterator[pytest.Item]:
-    """Yield tests marked `every_machine` with each profile, and others with one fixed profile."""
+    """Yield `every_machine` tests with each profile, others with one that their name decides."""
     for item in items:
         function = cast(pytest.Function, item)
         indices = {**function.callspec.indices}
@@ -118,7 +118,7 @@ def _on_its_machines(items: list[pytest.Item], profiles: list[str]) -> Iterator[
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark all but each Nth case of a `sampled(N)` test as thorough; skip `gpu` without CUDA."""
+    """Mark all but every Nth case of `sampled(N)` tests thorough; skip `gpu` tests without CUDA."""
     if len(profiles := config.getoption("--profile")) > 1:
         items[:] = _on_its_machines(items, profiles)
     counts: Counter[object] = Counter()
@@ -137,20 +137,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in for_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         return
-    one = torch.zeros(1, 1, 1, 8, device="cuda")  # the first call sets the SDPA order
+    one = torch.zeros(1, 1, 1, 8, device="cuda")  # the first SDPA call sets a flag
     torch.nn.functional.scaled_dot_product_attention(one, one, one)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_heap() -> None:
-    """Exempt loaded libraries from garbage collection, which would take half a second more."""
+    """Exempt loaded libraries from garbage collection, which would take half a second longer."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def data_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return paths of folders, one for each test. None is created, because that takes time."""
+    """Return an iterator of folder paths, one per test. Creating the folders would take time."""
     root = tmp_path_factory.mktemp("data")
     return (root / str(number) for number in itertools.count())
 
@@ -191,7 +191,7 @@ def profile(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
 
 @pytest.fixture
 def machine(monkeypatch, profile) -> Callable[[str], Hardware]:
-    """Return a function: `machine("t4")` has the test plan for a T4, whatever the profile is."""
+    """Return a function: after `machine("t4")`, plans are for a T4, whatever the profile is."""
 
     def pin(name: str) -> Hardware:
         profile.undo()
@@ -210,7 +210,7 @@ def here(monkeypatch: pytest.MonkeyPatch, profile: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_flags() -> Iterator[None]:
-    """Restore all flags, then assert that the test left no flag changed and no plan applied."""
+    """After the test, restore all flags; fail if it left a flag changed or a plan applied."""
     before = flags.snapshot()
     yield
     changes = flags.diff(before, flags.snapshot())
@@ -239,7 +239,7 @@ def changing_flags(clean_flags: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
-    """Install a clock that each reading advances by 5 ms; return None for `real_time` tests."""
+    """Install a clock of 5 ms per reading, except in `real_time` tests without `made_time`."""
     return clock_installed(request, monkeypatch, tick_s=5e-3)
 
 
@@ -252,7 +252,7 @@ def same_random_numbers() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.default_generator.manual_seed(0)
-    if torch.cuda.is_initialized():  # else torch queues the call with its stack
+    if torch.cuda.is_initialized():  # else torch queues the call and its stack trace
         torch.cuda.manual_seed_all(0)
 
 
@@ -298,7 +298,7 @@ def two_threads(one_thread: None) -> None:
 
 @pytest.fixture
 def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Call all variants exact, which saves most of the time, except in tests marked `checked`."""
+    """Skip the slow accuracy checks and call each variant exact, except in `checked` tests."""
     from speedkit_jupyter.right.judge import Accuracy
     from speedkit_jupyter.rounds.accuracy_check import AccuracyCheck
 
@@ -310,7 +310,7 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try no threads, which depend on the machine, and no compiling, which takes long."""
+    """Offer no plans with threads, which depend on the machine, or with compile, which is slow."""
     from speedkit_jupyter.catalog.compile import Compile
     from speedkit_jupyter.catalog.threads import Threads
 

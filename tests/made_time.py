@@ -12,7 +12,7 @@ import pytest
 
 
 class MadeTime:
-    """A clock that each reading advances by `tick_s`, the time of a step between two readings.
+    """A clock that each reading advances by `tick_s`, the time between two successive readings.
 
     The time is in a queue, because a benchmark restores most other objects that a step changes.
     """
@@ -23,7 +23,7 @@ class MadeTime:
         self._now.put(0.0)
 
     def perf_counter(self) -> float:
-        """Advance the clock and return its seconds: budgets must end even if nothing sleeps."""
+        """Advance the clock and return its seconds, so that budgets end even if nothing sleeps."""
         return self._passed(self.tick_s)
 
     def now_s(self) -> float:
@@ -43,7 +43,7 @@ class MadeTime:
 def installed(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tick_s: float
 ) -> MadeTime | None:
-    """Install the simulated clock; return None for `real_time` tests without `made_time`."""
+    """Install the simulated clock, except for `real_time` tests that don't request `made_time`."""
     is_asked = "made_time" in inspect.signature(request.function).parameters
     if request.node.get_closest_marker("real_time") and not is_asked:
         return None

@@ -1,7 +1,7 @@
 """Run tests with other instruction sets and environments, and print a table of the results.
 
-`python tests/processors.py [--only NAME,NAME] [PYTEST ARGUMENT]...`; by default the quick part.
-`python tests/processors.py make test` runs a target of the Makefile.
+`python tests/processors.py [--only NAME,NAME] [PYTEST ARGUMENT]...` runs pytest, by default the
+quick tests. `python tests/processors.py make test` runs a target of the Makefile.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from subprocess import PIPE, Popen
 ROOT = Path(__file__).parents[1]
 ONE_CORE = ("taskset", "-c", "0")
 BUSY = (sys.executable, "-c", "while True: pass")
-# Instructions that torch, oneDNN and MKL may use, the time zone, the language, and the home folder.
+# Environment variables: instructions of torch, oneDNN and MKL, threads, time zone, language, home.
 SURROUNDINGS: dict[str, dict[str, str]] = {
     "oldest": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41",
                "MKL_CBWR": "COMPATIBLE"},

@@ -1,4 +1,4 @@
-"""Tests that need a CUDA device, in addition to tests/device. Skipped elsewhere."""
+"""Test plans on a CUDA device; skipped without one. tests/device has more GPU tests."""
 
 import pytest
 import torch

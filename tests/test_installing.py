@@ -50,5 +50,5 @@ def test_a_wheel_installs_offline(tmp_path):
     [metadata] = there.glob("*.dist-info/METADATA")
     on_pypi = metadata.read_text(encoding="utf-8")
     assert "%load_ext speedkit_jupyter" in on_pypi
-    assert not re.findall(r"\]\((?!https?:)", on_pypi)  # links work in the repository only
+    assert not re.findall(r"\]\((?!https?:)", on_pypi)  # relative links work only in the repository
     assert Path(done.stdout.strip()).is_relative_to(there), done.stderr

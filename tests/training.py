@@ -1,4 +1,4 @@
-"""A training that changes every kind of state, and functions that return its state."""
+"""A training loop that changes every kind of state, and functions that return that state."""
 
 import random
 
@@ -78,7 +78,7 @@ def surface(model, *optimizers):
 
 
 def everything(model, *optimizers):
-    """Return the surface, all values, gradients and optimizer states, and torch's random state."""
+    """Return `surface()`, all values, gradients and optimizer states, and torch's random state."""
     tensors = [*model.parameters(), *model.buffers(), *(one.grad for one in model.parameters())]
     tensors += [v for one in optimizers for state in one.state.values() for v in state.values()]
     values = [(v.stride(), v.tolist()) if isinstance(v, torch.Tensor) else v for v in tensors]

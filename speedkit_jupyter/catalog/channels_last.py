@@ -131,7 +131,7 @@ class ChannelsLast(Optimization):
 class PlainResults(Call):
     """A call whose channels-last results become contiguous, so that `.view()` works on them."""
 
-    order = 1  # around compiled code
+    order = 1  # surrounds compiled code
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self.below(*args, **kwargs)
@@ -152,7 +152,7 @@ def note_views(target: Target) -> None:
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
-    """Return a convolution per weight with unshared memory; outside benchmarks, record views."""
+    """Return one convolution per weight that shares no memory; outside benchmarks, note views."""
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))

@@ -23,7 +23,7 @@ from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
 INDUCTOR, SAME_RANDOM = "inductor", "same_random"
-# On a CPU, blocks are compiled instead of the whole model if they hold more than MOSTLY of its
+# On a CPU, blocks are compiled instead of the whole model if they hold a share above MOSTLY of its
 # parameters, with at least ALIKE blocks per kind and LARGE_BLOCK parameters per block on average.
 # As blocks, six transformer layers compile in half the time. Reading LARGE_BLOCK parameters takes
 # 0.16 ms at 10 GB/s; each call of compiled code adds 16 µs. Operations aren't fused across blocks.
@@ -112,7 +112,7 @@ class Compile(Optimization):
             compile_cache.prepare()
             first = next(iter(target.model.parameters()), None)
             if first is None or first.device.type == "cpu":
-                torch_private.import_compiler()  # loads Inductor for joint kernel builds
+                torch_private.import_compiler()  # loads Inductor, which has further flags
         return super().switched(decision, target)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
@@ -183,7 +183,7 @@ def expected_s(facts: Facts, options: Compile.Options) -> float | None:
 
 
 def whole_model_s(facts: Facts) -> float:
-    """Return `expected_s` for the whole model; 0 unless one CPU process would compile blocks."""
+    """Return `expected_s` for the whole model; 0 unless `auto` compiles blocks in one process."""
     if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
         return 0.0
     return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0

@@ -35,7 +35,7 @@ AGAIN = "a later call has overwritten this backward pass's inputs: leave cuda_gr
 
 
 class CudaGraphs(Optimization):
-    """Record a call that repeats earlier input shapes; replay the graph for later calls like it."""
+    """Record a call as a CUDA graph once its input shapes repeat; replay it for the same shapes."""
 
     name = "cuda_graphs"
     variable = None
@@ -78,7 +78,7 @@ class CudaGraphs(Optimization):
 
 
 class Graphed(Call):
-    """Calls with tensor inputs, replayed from a CUDA graph; results and gradients are copies."""
+    """Replay calls with tensor inputs from a CUDA graph, and copy the results and gradients."""
 
     def __init__(self, model: torch.nn.Module, notes: dict[str, str]) -> None:
         super().__init__(model, notes)

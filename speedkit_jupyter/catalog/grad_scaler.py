@@ -232,7 +232,7 @@ KEPT = 64
 
 
 class ThreadLossScaling(threading.local):
-    """The loss scaling of each thread."""
+    """Thread-local storage: each thread has its own LossScaling."""
 
     def __init__(self) -> None:
         self.here = LossScaling()

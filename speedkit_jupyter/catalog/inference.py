@@ -82,10 +82,10 @@ def _obstacle(facts: Facts) -> str:
 
 
 class Unrecorded(Call):
-    """Calls without autograd; a backward pass repeats its call with autograd.
+    """A wrapper that runs calls without autograd; a backward pass repeats the call with autograd.
 
-    Calls use autograd as usual in training mode, for inputs that require gradients, with hooks, and
-    until `_recorded` finds a call without side effects, random numbers or other trained tensors.
+    Autograd stays on in training mode, for inputs that require gradients, with hooks, and until
+    `_recorded` finds a call without side effects, random numbers or other trained tensors.
     """
 
     # Ids of the trained parameters, the results' structure, and each result's `requires_grad`.

@@ -16,7 +16,7 @@ from speedkit_jupyter.torchglue import heap
 
 HEAP = "malloc.keep"
 # A step that requests this much memory from the system spends tens of milliseconds on page faults.
-# For other steps, a search loses more time by toggling the flag than the flag can save.
+# If a step requests less, a search loses more time by toggling the flag than the flag can save.
 MUCH_BYTES = 4 * LARGE_BYTES
 FRESH = "each step gets about {} MiB from the system, which clears it page by page"
 

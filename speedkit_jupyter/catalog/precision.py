@@ -153,7 +153,7 @@ class Precision(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a factory of autocast contexts; for fp32, disabled on request, else a no-op."""
+        """Return a factory of contexts: autocast (disabled for a requested fp32), or no-ops."""
         parameter = next(iter(target.model.parameters()), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
@@ -211,7 +211,7 @@ def _native(gpu: Accelerator) -> tuple[str, str, bool]:
 
 
 class ModelCallState(threading.local):
-    """Whether this thread is in a call under the plan's autocast."""
+    """A thread's flag: `model` is True during a call under the plan's autocast."""
 
     model = False
 
@@ -236,7 +236,7 @@ class Lowered(Call):
     A submodule's wrapper acts only outside of other calls under the plan's autocast.
     """
 
-    order = 1  # around compiled code and CUDA graphs, which run under autocast
+    order = 1  # surrounds compiled code and CUDA graphs, which run under autocast
 
     def __init__(
         self,
@@ -293,7 +293,7 @@ class Lowered(Call):
 
 
 def _calls(target: Target, dtype: torch.dtype) -> list[Call]:
-    """Return Lowered (model, parts that its methods call), Unnested and CastOnce wrappers."""
+    """Return the wrappers: Lowered (model, and parts that its methods call), Unnested, CastOnce."""
     model, inside = target.model, ModelCallState()
     parameter = next(iter(model.parameters()), None)
     block = ("cpu" if parameter is None else parameter.device.type, dtype)

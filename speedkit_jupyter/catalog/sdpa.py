@@ -27,7 +27,7 @@ TAG = "compiler.cache_key_tag"
 
 
 class Sdpa(Optimization):
-    """Try the chosen attention kernel first, other kernels for other inputs; `math` runs alone."""
+    """Try the chosen attention kernel first, then other kernels; `math` is used without others."""
 
     name = "sdpa"
     none = "auto"
@@ -76,7 +76,7 @@ class Sdpa(Optimization):
         }
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """On CUDA, call attention (the first call resets the order); return the context manager."""
+        """Return the context manager. On CUDA, call attention: the first call resets the order."""
         parameter = None if target.model is None else next(iter(target.model.parameters()), None)
         if parameter is not None and parameter.device.type == "cuda":
             one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)

@@ -14,8 +14,8 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 
-# A search skips one thread for steps of LONG_S or longer with LARGE_MODEL parameters or more, where
-# one thread took 1.6 times as long as two. Steps of many tiny operations are faster with one.
+# If a step takes LONG_S seconds or more and the model has LARGE_MODEL parameters or more, a search
+# doesn't try one thread, which took 1.6 times as long as two. Tiny operations are faster with one.
 LONG_S, LARGE_MODEL = 0.02, 1_000_000
 
 

@@ -86,7 +86,7 @@ def code(
 def as_of_now(
     context: SpeedContext, wanted: Optimizers = ()
 ) -> tuple[Plan, list[torch.optim.Optimizer]]:
-    """Return a context's plan for `wanted` (default: all known) optimizers, and the optimizers."""
+    """Return the context's plan for `wanted` (default: all known) optimizers, and their list."""
     made, own = context.plan, list(context.target.optimizers)
     readings = dict(context.facts_of) | dict(context.target.memo.met_later)
     given = wanted.values() if isinstance(wanted, Mapping) else wanted
@@ -101,7 +101,7 @@ def as_of_now(
 def _torch(script: scripts.Script) -> str:
     compiled = next((one.compiled for one in script.snippets if one.compiled), "")
     called, prepare = scripts.MODEL, []
-    if compiled and script.call.own_loss == scripts.LIGHTNING:  # its method calls the model itself
+    if compiled and script.call.own_loss == scripts.LIGHTNING:  # `training_step` calls the model
         prepare = [f"model.forward = {compiled.replace('(model', '(model.forward', 1)}"]
     elif compiled:
         called, prepare = "compiled_model", [f"compiled_model = {compiled}"]

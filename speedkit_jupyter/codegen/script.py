@@ -76,14 +76,14 @@ class ModelCall:
         return own or [f"loss = loss_fn({call}, targets)"]
 
     def moved(self, to: str, trains: bool) -> Block:
-        """Return the line that calls `to` on a batch and, if `trains`, targets; [] without `to`."""
+        """Return the line that moves batch and (if `trains`) targets by `to`; [] without `to`."""
         names = ["batch"] if trains and self.own_loss else [self.given, *["targets"] * trains]
         joined = ", ".join(names)
         if not to:
             return []
         if self.inputs == ONE and not self.own_loss:
             return [f"{joined} = {', '.join(f'{name}{to}' for name in names)}"]
-        # transformers' batches are dict-like objects that `tree_map_only` does not look into.
+        # transformers' batches are dict-like objects that `tree_map_only` does not traverse.
         given = joined.replace("batch", "{**batch}") if self.inputs == BATCH else joined
         return [f"{joined} = tree_map_only(torch.Tensor, lambda one: one{to}, ({given}))"]
 
@@ -198,7 +198,7 @@ class Script:
         return [*around, *(f"    {name}(module)" for name in functions)] if functions else []
 
     def surrounded(self, lines: Sequence[str]) -> Block:
-        """Return `lines`, in a `with` statement if snippets have context managers for forward."""
+        """Return `lines`, inside the snippets' context managers for the forward pass, if any."""
         managers = [manager for snippet in self.snippets for manager in snippet.forward]
         return [f"with {', '.join(managers)}:", *indented(lines)] if managers else [*lines]
 

@@ -1,4 +1,4 @@
-"""The folder that keeps compiled code between sessions, and faster builds of C++ kernels.
+"""Keep compiled code in a folder between sessions, and build C++ kernels faster.
 
 Compiled code runs as soon as it is loaded, so a folder that other users can write to is not used.
 Each combination of hardware, torch and Python has its own folder.
@@ -132,7 +132,7 @@ def compiler_flags() -> dict[str, Flag]:
 
 
 def values(now: Values) -> dict[str, Any]:
-    """Return values to set, by flag; omit the folder if unusable, or if the user set another."""
+    """Return flag values to set, without the folder if it is unusable or the user set another."""
     # Building all kernels of a graph in one run takes less time than precompiling the headers.
     wanted: dict[str, Any] = {}
     if JOINED in now and cxx_compiler():
@@ -231,7 +231,7 @@ def joined(kernels: Iterable[str]) -> str:
 
 
 def build(kernels: Sequence[str]) -> Callable[[], list[Any]]:
-    """Return a function that builds and loads kernels; compile threads start building at once."""
+    """Return a function that builds and loads kernels; compile threads, if any, start at once."""
     load = torch_private.kernel_library(joined(kernels))
 
     def functions() -> list[Any]:

@@ -20,8 +20,8 @@ TPUS = {"xla": "torch-xla", "tpu": "torch-tpu"}
 class Kind:
     """A kind of accelerator, with torch's name for it, such as cuda.
 
-    `detect` returns the fields of each `hardware.Accelerator` of this kind (default `name`: the
-    CPU's). If `is_numbered`, devices have numbers (`cuda:1`). `not_fused` names optimizers without
+    `detect` returns the fields of each `hardware.Accelerator`; `name` defaults to the name of the
+    CPU. If `is_numbered`, devices have numbers (`cuda:1`). `not_fused` names optimizers without
     fused kernels. `bf16` and `no_bf16` are the reasons shown for and against bf16.
     """
 

@@ -135,7 +135,7 @@ class OverrideStack:
             self._originals.pop(name, None)
 
 
-# A global, because the flags themselves belong to the whole process.
+# This is global, because flags belong to the whole process.
 OVERRIDES = OverrideStack()
 
 
@@ -151,7 +151,7 @@ def attribute(owner: Any, name: str, *values: Any) -> Flag:
 
 
 def all_flags() -> dict[str, Flag]:
-    """Return all flags, except `fp32_precision`'s and flags that torch lacks or hasn't loaded."""
+    """Return the flags that torch has and has loaded, by name, without `fp32_precision.NAMES`."""
     import torch
 
     table = {  # no optimization sets these, but decisions or results depend on them

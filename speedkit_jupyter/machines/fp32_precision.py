@@ -38,13 +38,13 @@ NAMES = (MATMUL_PRECISION, CUDNN_TF32, MKLDNN_TF32, *NEW)
 def read() -> dict[str, Any]:
     """Return the current value of every fp32 flag, by name. No flag is written.
 
-    Where torch refuses to read an old setting, its value is inferred; cuDNN's may be None.
+    If torch refuses to read an old setting, its value is inferred; `cudnn.allow_tf32` may be None.
     """
     import torch
 
     new = {name: owner.fp32_precision for name, owner in _owners().items()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "deprecated", and "available for Intel GPUs"
+        warnings.simplefilter("ignore")  # about deprecation, or about Intel GPUs
         old = {
             MATMUL_PRECISION: _matmul_precision(new),
             CUDNN_TF32: _cudnn_tf32(new),

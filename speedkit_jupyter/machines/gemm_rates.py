@@ -1,4 +1,4 @@
-"""The library that multiplies float32 matrices on CPUs: torch's BLAS, or the oneDNN inside torch.
+"""Choose and time the library for float32 products on CPUs: torch's BLAS, or torch's oneDNN.
 
 MKL, torch's BLAS on x86, takes its AVX2 path on non-Intel processors. oneDNN's kernels replace
 torch's for the dispatcher's CPU key, so autograd and compiled code call them. torch's own kernels
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 BLAS, ONEDNN = "blas", "onednn"
 OPERATORS = ("mm", "mm.out", "addmm", "addmm.out")
 # Products with at least this many multiply-adds go to oneDNN, which was faster on every machine
-# tried; for smaller products the call itself dominates.
+# tried. In smaller products, the call takes most of the time.
 LEAST_PRODUCT = 128**3
-# Products with a side below this are left to torch: oneDNN is slower with transposed operands.
+# Products with a side below this are left to torch, which is faster if operands are transposed.
 SHORTEST = 4
 Kernel = Callable[..., Any]
-# oneDNN's kernels while they are registered. A global, because the dispatcher is process-wide.
+# oneDNN's kernels while they are registered. Global, because the dispatcher is process-wide.
 _LIBRARY: list[torch.library.Library] = []
 
 
@@ -72,7 +72,7 @@ def _installed() -> torch.library.Library:
 
 
 def kernels() -> dict[str, Kernel]:
-    """Return kernels, by operator, that choose oneDNN or torch. Each call takes 2 µs longer."""
+    """Return kernels, by operator, that choose between oneDNN and torch, in 2 µs per call."""
     import torch
 
     product, suits = _product(), _suits()
@@ -114,7 +114,7 @@ def _product() -> Kernel:
 
 
 def _suits() -> Callable[[torch.Tensor, torch.Tensor], bool]:
-    """Return a function that tells whether oneDNN computes a product; False if shapes are wrong."""
+    """Return a predicate that tells whether oneDNN should multiply two given operands."""
     import torch
 
     onednn: Any = torch.backends.mkldnn
@@ -145,7 +145,7 @@ def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
 
 # Time limit in seconds for SCRIPT, which mostly imports torch; a busy machine takes longer.
 PATIENCE_S = 60.0
-# Side of the square matrices. Not a power of two: rows would compete for the same cache sets, and a
+# Side of the square matrices. With a power of two, rows compete for the same cache sets, and a
 # library may be slow (oneDNN without FMA: 130 GFLOP/s at 384 and 70 at 512).
 SIZE = 384
 UNMEASURED, BUSY = "the libraries could not be measured", "the machine is busy"

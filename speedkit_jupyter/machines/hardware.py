@@ -1,4 +1,4 @@
-"""A machine, detected or from JSON: its chips' abilities (bf16, TF32) and its fingerprint."""
+"""Describe a machine, detected or from JSON: its chips' abilities (bf16, TF32), its fingerprint."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Accelerator(_Record):
 
     @property
     def bf16(self) -> bool:
-        """Return whether bf16 runs in hardware (on MPS: at all); torch's test accepts emulation."""
+        """Return whether bf16 runs in hardware (on MPS, at all); torch also accepts emulation."""
         if self.rocm is not None:
             return bool(_ROCM_BF16.match(self.rocm))
         if self.capability is not None:
@@ -152,7 +152,7 @@ class Hardware(_Record):
         return f"{self.describe(device)}\n{self.torch}"
 
     def missing_kernels(self, device: str) -> str:
-        """Return a warning if torch has no kernels for a device, with a wheel if known; else ''."""
+        """Return a warning, with a wheel if known, if torch lacks kernels for a device; else ''."""
         gpu = self.accelerator(device)
         if gpu is None or gpu.capability is None or gpu.rocm or not self.cuda_architectures:
             return ""
@@ -294,7 +294,7 @@ def _in_cpuinfo(key: str) -> str:
 
 
 def cxx_compiler() -> str | None:
-    """Return the path of Inductor's C++ compiler (CXX or the platform's); None if missing."""
+    """Return the path of Inductor's C++ compiler (CXX or the platform's usual one), or None."""
     usual = {"Windows": "cl", "Darwin": "clang++"}.get(platform.system(), "g++")
     return shutil.which(os.environ.get("CXX") or usual)
 

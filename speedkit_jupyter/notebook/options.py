@@ -32,7 +32,7 @@ COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
 
 
 class Option:
-    """An option or argument; Tab offers `found(names)`, else `words`; argparse gets `more`."""
+    """An option or argument. Tab offers `found(names)`, else `words`; argparse gets `more`."""
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ class Mode:
 class Plugin:
     """An extra's subcommands, functions that run `%%speedkit` cells, and `%%speedbench` modes.
 
-    `begin` is called once, with the shell, after the first cell at whose end torch is loaded.
+    `begin` is called once, with the shell, at the end of the first cell that has torch loaded.
     `begin` registers its clean-up function with `at_unload`.
     """
 

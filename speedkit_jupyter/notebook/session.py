@@ -26,10 +26,10 @@ class MeasuredCell:
 class Session:
     """The state of a notebook session; `names` is its namespace, if any.
 
-    `listeners` are called after a measured cell; `panels` holds every living panel; `last_report`
+    `listeners` are called after a measured cell. `panels` holds every living panel. `last_report`
     is the report, with all notes, of the last measurement that a magic showed. `auto_line` is the
-    last line that `%speedkit auto` showed, empty while `auto` is off; `last_races` has, by model,
-    the summary of the last loop under `auto`; `last_advice` is the last `%speedkit advise` result.
+    last line that `%speedkit auto` showed, empty while `auto` is off. `last_races` has, by model,
+    the summary of the last loop under `auto`. `last_advice` is the last `%speedkit advise` result.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:

@@ -116,7 +116,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
 
 
 def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
-    """Return `run()`; raise UsageError for SpeedKit's and syntax errors; hide internal frames."""
+    """Return `run()`, turn SpeedKit's errors and SyntaxErrors into UsageErrors, hide our frames."""
     try:
         return run()
     except SyntaxError as error:  # usually in the cell; IPython would show SpeedKit's frames

@@ -178,7 +178,7 @@ def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, d
 def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
     """Return the library that runs the model's training loop: Lightning or transformers; else "".
 
-    The sign is a LightningModule that is or contains the model, or the model's Trainer, in `names`.
+    Look at the model and `names` for a LightningModule with the model, or the model's Trainer.
     """
     whole = unwrapped(model)
     for value in (model, *(value for name, value in list(names.items()) if name[:1] != "_")):

@@ -124,7 +124,7 @@ class SpeedConfig(FromCatalog):
         return {ALONE: True, **values} if self._alone else values
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
-        """Return a copy; options set by the config itself get `source` and the measured `why`."""
+        """Return a copy; options set in the config, not the environment, get `source` and `why`."""
         twin = self.model_copy()
         twin._source, twin._why = source, why
         return twin

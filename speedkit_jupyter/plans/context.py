@@ -1,6 +1,6 @@
-"""A plan in force on a model, and its exact undoing.
+"""Put a plan in force on a model, and undo the plan exactly.
 
-`_apply` puts a plan on the model, `_undo` takes the plan off. `plans/registry.py` has all contexts.
+`_apply` changes the model, `_undo` undoes the changes. `plans/registry.py` has all contexts.
 
 | state | begins with | ends with |
 | --- | --- | --- |
@@ -131,7 +131,7 @@ class SpeedContext:
 
     @property
     def plan(self) -> Plan:
-        """Return the plan with its results; inside a measured step, the plan of the variant."""
+        """Return the plan with notes as hints; in a measured step, the measured variant's plan."""
         acting = self._acting
         return acting.own_plan.noted(acting.notes)
 
@@ -151,7 +151,7 @@ class SpeedContext:
         return flags.diff(self.before, now)
 
     def adopt_compiled(self, other: SpeedContext) -> None:
-        """Use compiled code, if any, of this model's context `other`; this plan must be hidden."""
+        """Reuse compiled code, if any, of the model's context `other`; this plan must be hidden."""
         if other.target.memo.compiled_call is not None:
             self.target.memo.compiled_call = other.target.memo.compiled_call
 
@@ -164,11 +164,11 @@ class SpeedContext:
         return next((one.device for one in parameters if not one.is_meta), torch.device("cpu"))
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context manager: autocast, if the plan has one and is in force, else no-op."""
+        """Return a context manager: the plan's autocast while it is in force, else a no-op."""
         return self._autocast_block
 
     def sdpa(self) -> AbstractContextManager[Any]:
-        """Return a context manager that sets the attention kernel of the plan, if in force."""
+        """Return a context manager that sets the plan's attention kernel, if the plan is active."""
         return self._sdpa_block
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -202,7 +202,7 @@ class SpeedContext:
 
     @property
     def _acting(self) -> SpeedContext:
-        """Return the context measured on this model, or else in this thread, or else `self`."""
+        """Return the measured context of this model, or else of this thread, or else `self`."""
         here, own = threading.get_ident(), MEASURED.get(self._key)
         others = (context for thread, context in MEASURED.values() if thread == here)
         acting: SpeedContext = own[1] if own else next(others, self)
@@ -262,7 +262,7 @@ class SpeedContext:
 
     @torch.inference_mode(False)  # else new memory of weights would be inference tensors
     def _apply(self, observe: bool = True) -> None:
-        """Apply the plan; decline parts without effect. If `observe`, first record `before`."""
+        """Apply the plan; mark decisions without effect as declined. If `observe`, set `before`."""
         with self.target.searched_once(), ExitStack() as stack:
             plan, target = self.own_plan, self.target
             if observe:
@@ -276,7 +276,7 @@ class SpeedContext:
 
     @torch.inference_mode(False)
     def _undo(self) -> None:
-        """Take the plan off the model, if it is in force."""
+        """Undo the plan's changes, if the plan is in force."""
         stack, self._stack = self._stack, None
         if stack is not None:
             with self.target.searched_once():
@@ -363,7 +363,7 @@ def show(context: SpeedContext) -> None:
 
 
 def restore_all() -> int:
-    """Undo every plan in this process, each model's newest first; return the number of contexts."""
+    """Undo all plans of the process, each model's newest plan first; return how many there were."""
     contexts = [context for every in APPLIED.values() for context in every]
     for context in contexts[::-1]:
         context.restore()

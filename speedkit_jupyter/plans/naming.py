@@ -42,7 +42,7 @@ def _word(names: Mapping[str, Any], context: SpeedContext) -> str:
 def assign(names: MutableMapping[str, Any] | None, name: str, context: SpeedContext) -> str:
     """Assign a context to a free variable in `names`, if given; return the variable's name.
 
-    The first free of `ctx`, `ctx_net` (if the model's `name` is `net`), `ctx_net_2` … is used.
+    The variable is the first free one of `ctx`, `ctx_net` (for the `name` `net`), `ctx_net_2` ….
     """
     model, own = context.model, "_".join([CTX, *re.findall(r"\w+", name)])
     space = {} if names is None else names

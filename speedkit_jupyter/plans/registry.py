@@ -13,9 +13,9 @@ import torch
 from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
 
-# By `key_of(model)`: the contexts in force or hidden, the newest last.
+# Each model's contexts that are in force or hidden, the newest last; keys are `key_of(model)`.
 APPLIED: dict[int, list[Any]] = {}
-# By `key_of(model)`: the thread of a measured block, and the context in force in this block.
+# The thread of a measured block, and the context in force there; keys are `key_of(model)`.
 MEASURED: dict[int, tuple[int, Any]] = {}
 # Functions called with the model after a plan is applied or restored, except by a benchmark.
 CHANGES = Listeners()

@@ -67,7 +67,7 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _nothing(comparison: Comparison) -> str:
-    """Return `Nothing is proven …`; name an unchecked variant, or all that change the model."""
+    """Return `Nothing is proven …`; name an unchecked plan, or faster ones with other results."""
     text = f"Nothing is proven faster than {comparison.baseline.name}"
     unchecked = [one for one in comparison.records if comparison.verdict(one) == "not checked"]
     if unchecked:
@@ -136,7 +136,7 @@ def _of_tokens(record: Record) -> tuple[str, str, str]:
 
 
 def latency_lines(comparison: Comparison, names: Collection[str]) -> Iterator[str]:
-    """Yield a line for each variant in `names` that has token times or a limited percentile."""
+    """Yield a line with token times, and the 99th percentile if limited, per variant in `names`."""
     limit_s = comparison.at_most_s
     for record in comparison.records:
         if record.name not in names or not record.times_s:

@@ -14,7 +14,7 @@ AS_BEFORE = "Model, optimizer and random state are as before."
 
 
 class TableCell(str):
-    """A table cell with a format for HTML; text output shows only the ● of a `changed` cell.
+    """A table cell with a format for HTML; text output only marks a `changed` cell, with a ●.
 
     `code` makes a cell monospaced, `hint` is a tooltip, `share` (0 to 1) is the length of a bar
     behind the text. Of `code`, `hint` and `changed`, HTML uses only the first that is set.

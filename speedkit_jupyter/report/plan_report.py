@@ -125,7 +125,7 @@ def decision_table(
     pending: Preview | None = None,
     **more: Any,
 ) -> Table:
-    """Return a table with a row for each decision; mark what applying `pending` would change."""
+    """Return a table with a row for each decision; mark changes that `pending` would make."""
     rows = []
     for one in made:
         state, tone = outcome(one, on)
@@ -152,7 +152,7 @@ def outcome(decision: Decision, on: tuple[str, Tone] = ON) -> tuple[str, Tone]:
 
 
 def worth_measuring(plan: Plan, found: Tuning | None = None) -> str:
-    """Return a line, maybe empty, about the tuning result `found` or else values to measure."""
+    """Return a line about the tuning result `found`, else about values to measure; maybe empty."""
     if found is None:
         offer = f"Worth measuring here: {values_text(plan.worth_measuring)}: `%%speedbench --tune`"
         return offer if plan.worth_measuring else ""

@@ -1,6 +1,6 @@
 """Render reports as text and HTML, and their figures as PNG, for all front ends.
 
-HTML has inline styles, because several front ends drop style sheets, and sets no text color.
+The HTML sets no text color. Its styles are inline, because several front ends drop style sheets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BREAKS = r"([ \n]+)|(?<=\+)|(?<=,)(?=[a-z])"
 class Document:
     """A report: a headline, `content` (sections or bare bodies), and plain values in `data`.
 
-    If `is_brief`, HTML collapses folded sections; text shortens those without a title to a line.
+    If `is_brief`, HTML collapses folded sections, and text replaces each untitled one by a line.
     """
 
     headline: str

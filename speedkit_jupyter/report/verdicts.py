@@ -44,7 +44,7 @@ def verdict_text(comparison: Comparison, record: Record) -> str:
 
 @cache
 def project_urls() -> dict[str, str]:
-    """Return the addresses in the package's metadata, by `[project.urls]` name; else {}."""
+    """Return the URLs in the package's metadata, by `[project.urls]` name; {} if not installed."""
     with suppress(metadata.PackageNotFoundError):  # imported from a clone without installing it
         lines = metadata.metadata("speedkit-jupyter").get_all("Project-URL", [])
         return dict(line.split(", ", 1) for line in lines)

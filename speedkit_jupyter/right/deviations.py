@@ -66,7 +66,7 @@ class Sums(NamedTuple):
         return Deviation(math.sqrt(self.off / square), abs(self.product) / square, bias)
 
     def along(self, way: float, dtype: torch.dtype) -> Sums:
-        """Return sums of the difference beyond rounding, relative to a change of norm `way`."""
+        """Return sums of the difference minus rounding, with `way` as the norm of the reference."""
         if not math.isfinite(self.off):
             return self
         # Differences of up to four eps of the dtype (at least float32's) are roundings.
@@ -80,7 +80,7 @@ def total(parts: Sequence[Sums]) -> Sums:
 
 
 def sums(pairs: Sequence[Pair]) -> list[Sums]:
-    """Return the sums of each pair, reduced on its device, with one transfer for each pass."""
+    """Return the sums of each pair, computed on its device; transfers combine all pairs."""
     found = [Sums(max(0 if one is None else one.numel() for one in pair)) for pair in pairs]
     left = [i for i, pair in enumerate(pairs) if found[i].size and pair[0] is not pair[1]]
     # float32 takes a thirtieth of float64's time and is precise enough, but squares may overflow.

@@ -22,7 +22,7 @@ from speedkit_jupyter.right.trace import Key, Look, ObservedDifference, Observed
 # Then the variant is not called wrong, but can't win.
 DOUBT = 2.0
 # The limit of each kind of tensor: a multiple of the control run's deviation, plus a fixed error,
-# plus a number of roundings, as kernels differ. A ReLU or maximum that rounding switches changed
+# plus some roundings, because kernels differ. A ReLU or maximum that rounding switches changed
 # gradients by 2e-2 in fp16; batch statistics of 8 samples changed by 4e-2. "moved" parameters are
 # changed outside of compared optimizer steps: rounding can reverse Adam's first steps.
 LIMITS = {
@@ -36,7 +36,7 @@ LIMITS = {
 # Factor for roundings in float32: kernels sum in another order, and each term may add a rounding.
 # (In 30 networks, outputs were off by at most 42 roundings; in a further, small CNN by 120.)
 TERMS = 512.0
-# A variant is as exact as the baseline if its error is at most twice the baseline's, plus this.
+# A variant is as exact as the baseline with at most twice the baseline's error, plus this.
 AS_EXACT = 1e-6
 # Factor for chance. The limit on differing integers is twice the control's count, plus SCATTER ×
 # its square root, plus SCATTER × the relative output error of rounding × the number of integers.
@@ -51,7 +51,7 @@ Place = tuple[Key, str]
 class Accuracy:
     """The verdict on whether a variant computes the same, and the variant's errors.
 
-    Errors are relative norms against the reference, with the baseline's own for comparison.
+    Errors are relative norms against the reference, with the baseline's errors for comparison.
     `explained_output` is the largest output error of control runs, the baseline and two roundings.
     Only a variant that changes the model has a `loss_error`.
     """
@@ -88,13 +88,13 @@ class StepJudge:
     def begin(
         self, trace: dict[Key, Look], baseline: ObservedRun, covered: Set[Key], lowered: str
     ) -> None:
-        """Set the trace, baseline and `lowered`; `own` gets the rows that float64 `covered`."""
+        """Set the trace, baseline and `lowered`; `own` gets the rows with keys in `covered`."""
         self.trace, self.baseline, self.lowered = trace, baseline, lowered
         rows = baseline.rows.items()
         self.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
 
     def follows(self) -> bool:
-        """Return whether float64 agrees with the baseline in shapes and, in fp32, outputs (2 %)."""
+        """Return whether float64 gives the baseline's shapes and, for fp32, outputs within 2 %."""
         seen = {key for key, _ in self.baseline.rows}
         missing = [key for key, look in self.trace.items() if look.values and key not in seen]
         if missing or not all(row.fits for row in self.own.rows.values()):
@@ -106,7 +106,7 @@ class StepJudge:
         return self.lowered != "fp32" or most <= 0.02
 
     def note_unlike(self, again: ObservedRun) -> None:
-        """Record values that differ in another baseline run. Floats outside results set `void`."""
+        """Note values that differ in another baseline run. Except in results, floats set `void`."""
         for place, row in again.rows.items():
             known = self.own.rows.get(place)
             differs = self._excess(place, row, self.lowered)[0] > 1
@@ -166,7 +166,7 @@ class StepJudge:
         return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
     def _worst(self, run: ObservedRun, precision: str, least: int = 0) -> tuple[float, str]:
-        """Return the worst deviation ÷ limit, with text; skip `unlike`, and sizes below `least`."""
+        """Return the worst deviation ÷ limit, described; skip `unlike`, and sizes below `least`."""
         worst = (0.0, "")
         for place, row in run.rows.items():
             times, words = self._excess(place, row, precision)
@@ -176,7 +176,7 @@ class StepJudge:
         return worst
 
     def _excess(self, place: Place, row: ObservedDifference, precision: str) -> tuple[float, str]:
-        """Return a value's deviation ÷ limit (integers, text: DOUBT or 0), and a description."""
+        """Return a value's deviation ÷ limit (DOUBT or 0 for integers, text), and a description."""
         known = self._explaining(place, row, precision)
         if row.count and row.kind != "given":
             share = SCATTER * self._explained(precision)

@@ -1,8 +1,8 @@
 """Watch steps: the first runs record a trace of values; later runs are compared with it.
 
 A compared run yields a few numbers per tensor. Before the first steps of each optimizer, gradients
-are compared and then replaced by the trace's. Up to rounding, parameters then move equally in every
-precision, even in Adam's first step, which depends mostly on the signs of gradients.
+are compared with the trace's gradients and replaced by them. Up to rounding, parameters then move
+alike in every precision, even in Adam's first step, which depends mostly on gradients' signs.
 
 | run | arithmetic | trace | gradients | ends |
 | --- | --- | --- | --- | --- |
@@ -51,7 +51,7 @@ MASKS = re.compile(f"mask|{CACHE}|cache|position")
 
 @dataclass(frozen=True)
 class RunKind:
-    """How an observed run uses the trace, and when the run ends."""
+    """Describe how an observed run uses the trace, and when the run ends."""
 
     extends: bool = False  # True if the run adds to the trace
     ends_early: bool = False  # True if the run ends when no more values are compared
@@ -106,7 +106,7 @@ class Observer(Watcher):
             self._name(parameter)
         self._numbers: Counter[tuple[int, int, str, str]] = Counter()
         held = (self._parameters | self._all("buffers")) if self.kind.extends else {}
-        # Bases of changes: parameters at the start or last compared step, and initial buffers.
+        # Changes are relative to initial buffers and to last compared (or initial) parameters.
         self._seen = {n: _copy(v) for n, one in held.items() if (v := plain(one)) is not None}
         for gradient in map(self._gradient, self._parameters.values()):
             if gradient is not None and is_in_memory(gradient):
@@ -177,7 +177,7 @@ class Observer(Watcher):
     @unwatched
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
         self._depth += 1
-        if self._depth > 1:  # a nested step, such as a base class's
+        if self._depth > 1:  # a nested step, such as super().step()
             return
         self._steps_taken[id(optimizer)] += 1
         self._is_free = self._is_free or self._steps_taken[id(optimizer)] > FOLLOWED
@@ -271,7 +271,7 @@ class Observer(Watcher):
     def _look(
         self, kind: str, found: Values, tag: str = "", led: bool = False
     ) -> Iterable[ObservedDifference]:
-        """Extend the trace, or copy it to `found` if `led`; record and return differences."""
+        """Extend the trace or, if `led`, copy it to `found`; record and return the differences."""
         moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
         self._numbers[moment] += 1
         key = self._key = (*moment, self._numbers[moment])

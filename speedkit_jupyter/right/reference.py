@@ -49,7 +49,7 @@ def unit(precision: str) -> float:
 
 
 def lowest(*precisions: str) -> str:
-    """Return the precision with the fewest bits; fp32 if there is none."""
+    """Return the precision with the fewest bits; fp32 if none is given."""
     return max(("fp32", *precisions), key=unit)
 
 
@@ -107,7 +107,7 @@ def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
     if not all(map(is_in_memory, tensors)):
         raise RuntimeError("a parameter's memory is released")
     held = {id(t): t for t in tensors if t.dtype in WIDER and t.layout is torch.strided}
-    # float64 needs four times the bytes of a 16-bit dtype: 16 GiB from 4.
+    # float64 takes four times the bytes of a 16-bit dtype: 16 GiB instead of 4 GiB.
     if size(t for t in held.values() if t.element_size() == 2) > 2**32:
         raise RuntimeError("the model is too large for float64")
     before = [(tensor, tensor.data) for tensor in held.values() if tensor.dim()]
@@ -257,7 +257,7 @@ def rounded(
     """Round matrix products, their operands and dependent results to `precision` in the block.
 
     In fp32, all results are rounded to 20 bits. Run `number` 1 rounds to nearest, others at random.
-    In fp16, noise of up to half the smallest subnormal (÷ `loss_scale` in backward) is added.
+    In fp16, add noise of up to half the smallest subnormal (÷ `loss_scale` in backward passes).
     """
     return each_operation(_Rounding(precision, number, loss_scale).make)
 

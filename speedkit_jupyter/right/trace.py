@@ -1,4 +1,4 @@
-"""The trace of a run: the values at each moment of a step, and the differences of other runs."""
+"""Record the values at each moment of a step, as a trace, and other runs' differences from it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 
 @dataclass
 class Look:
-    """The values at one moment; `ways` has the norms of changes of parameters and buffers."""
+    """The values recorded at one moment; `ways` has norms of state changes up to this moment."""
 
     values: Values
     ways: dict[str, float] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""Check accuracy in untimed steps; if float64 fails, the baseline itself is the reference.
+"""Compare variants, in untimed steps, with a trace of the step's values in float64.
 
-`right/observer.py` lists the kinds of runs, all from the user's state. The reference (in
-float64) and the baseline record a trace. If needed, a second baseline run shows whether the step is
-deterministic. Control runs show the effect of rounding. Variants are compared with the trace.
+`right/observer.py` lists the kinds of runs; each starts from the user's state. The baseline's run
+completes the trace, or records all of it if float64 fails. If needed, another baseline run shows
+whether the step is deterministic. Control runs show the effect of rounding.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from speedkit_jupyter.torchglue.storage import is_plain
 
 
 def _is_compiled(runner: Runner) -> bool:
-    """Return whether the plan or the user compiles; compiled code draws other random numbers."""
+    """Return whether the plan or user compiles a model: it then draws other random numbers."""
     parts = [part for model in runner.step.models for part in model.modules()]
     by_user = any(calls.is_compiled(part) or hasattr(part, COMPILED_CHILD) for part in parts)
     return runner.record.is_compiled or by_user
 
 
 class AccuracyCheck:
-    """Compare a few calls of the step under each variant with a trace of the first variant."""
+    """Compare a few calls of the step under each variant with the trace."""
 
     def __init__(self, first: Runner, pool: Pool) -> None:
         self._first = first
@@ -111,7 +111,7 @@ class AccuracyCheck:
         return self._unless_random(runner, judge.accuracy(run, runner.precision))
 
     def _record_trace(self) -> None:
-        """Give the judge a trace, in float64 if possible, and the baseline's run."""
+        """Record a trace, in float64 if possible, and a baseline run; give the judge both."""
         first, judge, models = self._first, self._judge, self._first.step.models
         held = reference.parameters_of([*models, *first.step.optimizers])
         trace, covered = dict[Key, Look](), set[Key]()
@@ -153,7 +153,7 @@ class AccuracyCheck:
                     return
 
     def _plain(self, kind: observer.RunKind, wide: bool = True) -> list[Surrounding]:
-        """Return functions (Surrounding) that disable compiling and DDP; if `wide`, use float64."""
+        """Return Surroundings that disable compiling and DDP and, if `wide`, use float64."""
         step = self._first.step
         held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
         steps = not (kind.stops_at_step or kind.led)
@@ -185,7 +185,7 @@ class AccuracyCheck:
                 trace, asked = judge.trace if trace is None else trace, runner.facts.asked or ()
                 seen = observer.Observer(step, kind, trace, runner.scale, "grad_scaler" in asked)
                 is_lowered = runner.contexts[0].plan["precision"].active
-                if is_lowered and "autocast" not in asked:  # else threads may use ctx.autocast()
+                if is_lowered and "autocast" not in asked:  # other threads would not use autocast
                     stack.enter_context(confinement.refused_elsewhere(step.models))
                 stack.enter_context(watching(step.models, seen))
                 stack.enter_context(suppress(observer.Enough))

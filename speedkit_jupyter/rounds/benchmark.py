@@ -41,9 +41,9 @@ from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 class Benchmark:
     """Measure a step under several variants: drain `run()`, then read `result()`.
 
-    `budget_s` limits the seconds except for compiling and `accuracy` (default: 10, or more if a
-    step is long). Benchmarks of a search share a `pool`, and use a part of the budget `within`.
-    Variants with a 99th percentile above `at_most_s` can't win. Raises StepError for unfit steps.
+    `budget_s` limits the seconds, not counting compiling and `accuracy` (default: 10, or more for
+    long steps). Benchmarks of a search share a `pool`; `within` is the search's budget. A variant
+    with a 99th percentile above `at_most_s` can't win. Raises StepError for unmeasurable steps.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Benchmark:
             # Restoring the state takes as long as copying it.
             ends = (self.begun_s, guard.taking_s) if owns_pool else ()
             self.budget = Budget(self.budget_s, now, self._within, *ends)
-            # 2. Warm-up: the baseline's steps show if steps can repeat; the other variants follow.
+            # 2. Warm up the baseline, which shows if steps can be repeated, then other variants.
             given = self.variants, self.budget
             first = self._first = yield from pool.baseline(*given)
             self._environment = environment(first.device)
@@ -129,9 +129,9 @@ class Benchmark:
                 if policy.measures_memory or policy.proves or self._at_most_s:
                     for meter in meters():
                         yield from meter(runners, self.budget)
-                # 5. Accuracy: steps of likely winners, compared with the baseline's. Checks start
-                # from the user's state and need memory, so runners' states are freed. A race keeps
-                # them, because the search uses its runners again.
+                # 5. Accuracy: compare steps of likely winners with the trace. Checks start from
+                # the user's state and need memory, so runners' states are freed. A race keeps its
+                # states, because the search uses its runners again.
                 for runner in runners if owns_pool or policy.proves else ():
                     runner.warm = None
                 if policy.checked != 0:
@@ -192,9 +192,9 @@ class NamedAccuracy:
     function: Callable[..., object]
 
     def number(self, step: Step) -> float:
-        """Return the function's number for the models in their current state.
+        """Return the function's number for the models; a function of one argument gets the model.
 
-        A function of one argument gets the model. Raises StepError if it returns no finite number.
+        Raises StepError if it takes other arguments, fails, or returns no finite number.
         """
         needed, models = arguments_of(self.function), step.models
         if needed > 1 or (needed and len(models) != 1):
@@ -217,7 +217,7 @@ class NamedAccuracy:
 
 
 def named_accuracy(function: Any, name: str = "") -> NamedAccuracy | None:
-    """Return None for None, else a function and its name. Raises StepError if it isn't callable."""
+    """Return a function with its name; None for None. Raises StepError if it isn't callable."""
     if function is None:
         return None
     if not callable(function):
@@ -241,12 +241,12 @@ def benchmark(
 
     Args:
         step: A function without arguments, or `step(ctx)`: `ctx` gets the variant's SpeedContext.
-        variants: Names of plans, the baseline first; a string separates them by commas. Plans that
+        variants: Names of plans, the baseline first, as a list or a string with commas. Plans that
             don't fit into the budget are left out; the report says so.
         model: The models that get the plans (default: all that the function's code reaches).
         optimizer: Their optimizers (default: all that the function's code reaches).
         budget_s: Seconds for everything but compiling (default: 10, or more if a step is long).
-        accuracy: A function whose number is shown for each variant. It helps to judge plans that
+        accuracy: A function that returns a number to show for each variant, to judge plans that
             change the model's results, such as int8. Its time is not part of the budget.
 
     Returns:

@@ -18,8 +18,8 @@ LATEST = 1.1
 # Imports, copies and checks of the shortest step take about a second. A smaller budget is minimal:
 # short steps are still warmed up and checked.
 OVERHEAD_S = 1.0
-# Cost of checks in steps of the baseline, on an MLP with 12 million weights. REFERENCE: a call in
-# float64 and two observed calls. CHECKED: two calls of a variant, or one rounded call.
+# Cost of checks as a number of baseline steps, measured on an MLP with 12 million weights.
+# REFERENCE: a call in float64 and two observed calls. CHECKED: two variant calls or a rounded call.
 REFERENCE, CHECKED = 7, 3
 CHECK_STEPS = REFERENCE + 2 * CHECKED
 # Seconds that the check of a variant takes in addition to its steps.

@@ -13,8 +13,8 @@ import psutil
 from speedkit_jupyter.rounds.clock import now
 from speedkit_jupyter.rounds.statistics import SAME, TICK_S
 
-# A machine is never completely idle: delays of up to this share of rounds, or of the time, don't
-# count. Above this share the machine is busy, and reports say so before any figure.
+# A machine is never completely idle: delays don't count if they affect up to this share of rounds,
+# or of a step's time. Above this share the machine is busy, and reports say so before any figure.
 SELDOM, BUSY = 0.1, "the machine was busy"
 
 
@@ -35,7 +35,7 @@ class Interruptions:
         self._cpu_s, self._waited_s = time.process_time(), waited_s()
 
     def seconds(self, wall_s: float) -> float:
-        """Return an upper estimate of the delay in `wall_s` since `begin()`; 0 if unknown."""
+        """Return the largest possible delay in `wall_s` seconds since `begin()`; 0 if unknown."""
         waiting_s = waited_s() - self._waited_s
         # The CPU time ÷ the number of cores is the least wall time without delays.
         least_s = (time.process_time() - self._cpu_s) / _cores()

@@ -1,4 +1,4 @@
-"""Time steps with their work on the device."""
+"""Time steps, including their work on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of results with reports; a benchmark's result: records, ratios, verdicts."""
+"""The base class of results with reports, and the records and comparison of a benchmark."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Record:
     compilations: Compilations = field(default_factory=Compilations)
     score: float | None = None  # the user's accuracy under this plan
     waited_s: list[float] = field(default_factory=list)  # possible delays, by round
-    steps_s: list[float] = field(default_factory=list)  # each timed step, also of rounds left out
+    steps_s: list[float] = field(default_factory=list)  # seconds of steps, even of rounds left out
     tokens: TokenTimes | None = None  # if the step generates text
 
     def anew(self) -> Record:
@@ -132,9 +132,9 @@ class Record:
 
     @property
     def p99_s(self) -> float | None:
-        """Return the steps' 99th percentile in seconds, or the tokens' if text is generated.
+        """Return the 99th percentile in seconds: of tokens if text is generated, else of steps.
 
-        With fewer than 100 times, return the slowest; without times, None.
+        With fewer than 100 steps, return the slowest; without steps, None.
         """
         if self.tokens is not None:
             return self.tokens.p99_s
@@ -165,7 +165,7 @@ class Record:
 
 
 def ratio_of(before: Record, after: Record, error: float) -> statistics.Ratio | None:
-    """Return the speed-up of `after` over `before`, by common rounds; None without rounds."""
+    """Return the speed-up of `after` over `before` in their common rounds; None without any."""
     pairs = min(len(before.times_s), len(after.times_s))
     if not pairs:
         return None
@@ -182,7 +182,7 @@ class Comparison(Shown):
     records: tuple[Record, ...]
     environment: dict[str, Any]
     budget_s: float
-    error: float = statistics.ERROR  # probability of a false verdict at this test, for all variants
+    error: float = statistics.ERROR  # probability of a false verdict at this test, in total
     round_s: float | None = None
     command: str = ""  # the command that repeats the measurement
     skipped_rounds: int = 0
@@ -205,7 +205,7 @@ class Comparison(Shown):
         return max(gains, key=lambda gain: gain[0], default=(0.0, None))[1]
 
     def ratio(self, record: Record) -> statistics.Ratio | None:
-        """Return baseline time ÷ variant time: 1 if equal; None for the baseline or if unknown."""
+        """Return baseline time ÷ variant time; 1 for equal plans, None if unknown."""
         if record.same_as_baseline:
             return statistics.Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
         if record is self.baseline or record.failure:
@@ -225,7 +225,7 @@ class Comparison(Shown):
         return before.applied.get("threads") != after.applied.get("threads") and bool(self.busy)
 
     def in_any_process(self, record: Record) -> statistics.Ratio | None:
-        """Return the ratio, widened by the variation between processes; None if it is unknown."""
+        """Return the ratio with an interval that holds in any process; None if it is unknown."""
         found = self.ratio(record)
         if found is None:
             return None
@@ -238,7 +238,7 @@ class Comparison(Shown):
         return held_up([(one.times_s, one.waited_s) for one in self.records], "rounds")
 
     def verdict(self, record: Record) -> statistics.Word:
-        """Return the word for a record: its failure, "wrong", "baseline", or its ratio's verdict.
+        """Return the word for a record: "failed", "wrong", "baseline" …, or its ratio's verdict.
 
         Other models, variants above `at_most_s`, and unchecked variants are not called faster.
         """
@@ -270,7 +270,7 @@ class Comparison(Shown):
         return self.baseline.times_s if record.same_as_baseline else record.times_s
 
     def break_even_steps(self, record: Record) -> int | None:
-        """Return the number of steps that repay compiling; None without gain or compiling."""
+        """Return the number of steps until compiling saves time; None without gain or compiling."""
         ratio = self.ratio(record)
         if not record.is_compiled or ratio is None or ratio.median <= 1:
             return None
@@ -285,7 +285,7 @@ class Comparison(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a flat row of plain values for each variant, without raw samples."""
-        rows, nested = self.to_dict()["variants"], {"quartiles_s", "memory", "tokens"}  # or None
+        rows, nested = self.to_dict()["variants"], {"quartiles_s", "memory", "tokens"}  # nullable
         nested |= {key for row in rows for key, one in row.items() if isinstance(one, dict | list)}
         return [
             {key: value for key, value in row.items() if key not in nested}

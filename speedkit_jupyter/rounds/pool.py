@@ -61,7 +61,7 @@ class Pool:
     def baseline(
         self, variants: Sequence[Variant], budget: Budget, around: Surrounding = nullcontext
     ) -> Generator[Progress, None, Runner]:
-        """Warm up the first variant, compare calls if the first is slow, restore the user's state.
+        """Warm up the first variant, compare calls if the first call is slow, restore the state.
 
         Returns the runner with facts about these calls, such as the work of later calls. The first
         call runs inside `around()`. A known, warm runner only gets a new record.
@@ -112,7 +112,7 @@ class Pool:
 
         Records note failures and lack of time. Undisturbed variants are not timed if they take over
         `policy.most_times_slower` times as long as `first`. Once another variant is warm, compiled
-        variants warm up only if their rounds fit. A budget that `grows` gets up to 600 s.
+        ones warm up only if their rounds fit into the budget. If `grows`, it may grow to 600 s.
         """
         interruptions = busy_machine.Interruptions()
         # Variants are planned only now, when the optimizers that the step creates are known.
@@ -154,7 +154,7 @@ class Pool:
         """Return a variant's runner: newly planned and cold, or the known runner with a new record.
 
         The plan covers optimizers that the step creates; `first` has their facts. A plan without
-        changes is marked as the same as the baseline; as failed if optimizations were declined.
+        changes counts as failed if optimizations were declined, else as the same as the baseline.
         """
         if (known := self.runners.get(variant.name)) is not None:
             return replace(known, record=known.record.anew())

@@ -47,7 +47,7 @@ Surrounding = Callable[[], AbstractContextManager[object]]
 
 @dataclass
 class Runner:
-    """Run a variant; `contexts` has one per model, `warm` the state before each block of steps."""
+    """Run a variant; `contexts` has a context per model, `warm` the initial state of each block."""
 
     step: Step
     contexts: list[MeasuredContext]
@@ -88,7 +88,7 @@ class Runner:
         return precision_of(together([context.plan for context in self.contexts]))
 
     def applied(self) -> ExitStack:
-        """Enter the plan and the step's other context managers; the returned stack exits them."""
+        """Enter the context managers of step, plan and variant; the returned stack exits them."""
         with ExitStack() as stack:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
@@ -101,7 +101,7 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """Run one step and return its result; with `rewind`, on the same data as every other step.
 
-        The first call sets `facts.asked`. Raises StepError for an unrun result, or if data ends.
+        The first call sets `facts.asked`. Raises StepError for awaitable results, or if data ends.
         """
         if rewind:
             self.step.rewind()
@@ -166,9 +166,9 @@ class Runner:
     ) -> None:
         """Run steps until consecutive times differ by under 20 %; set `warm` and `step_s`.
 
-        The warm-up also ends after MOST_STEPS steps, `most_s` seconds (not counting the first step)
-        or the budget. The first step runs inside `around()`; `usual_s` is the baseline's time per
-        step. Raises StepError if the warm-up ends with a step that a GradScaler skipped.
+        The warm-up also ends after MOST_STEPS steps, after `most_s` seconds (not counting the first
+        step) or with the budget. The first step runs inside `around()`; `usual_s` is the baseline's
+        time per step. Raises StepError if the warm-up ends with a step that a GradScaler skipped.
         """
         record, times_s, expected_s, skipped = self.record, list[float](), usual_s, False
         self.warm = self.state() if self.facts.repeats.afresh else self.warm
@@ -212,7 +212,7 @@ class Runner:
 
 
 def _is_settled(times_s: Sequence[float], compiled: bool, most_s: float) -> bool:
-    """Return whether a warm-up is over: two similar steps, or enough steps or seconds."""
+    """Return whether a warm-up is over: after two similar steps, or enough steps or seconds."""
     last_s, now_s = times_s[-2:] if len(times_s) > 1 else (0.0, math.inf)
     is_alike = abs(now_s - last_s) < 0.2 * last_s or sum(times_s[1:]) > most_s
     return len(times_s) > MOST_STEPS or (is_alike and not compiled)

@@ -37,9 +37,9 @@ LOST, AHEAD = ("slower", "same"), ("faster", "other model")
 class Policy:
     """Time all variants until every verdict is clear, then check possible winners.
 
-    The table says when a benchmark uses each member. The baseline is the first record; `racing`
-    has the records in the rounds. A search overrides members in a race (`search.races.PlanRace`)
-    and in a proof (`search.races.Proof`).
+    The table says when a benchmark uses each member. The baseline is the first record; `racing` has
+    the records of variants that are still timed. A search overrides members in a race
+    (`search.races.PlanRace`) and in a proof (`search.races.Proof`).
 
     | member | used | overridden in |
     | --- | --- | --- |
@@ -52,7 +52,7 @@ class Policy:
 
     most_times_slower = math.inf  # variants this many times slower than the baseline are not timed
     checked: int | None = None  # approximate number of checked variants; 0 for none, None for all
-    deciding_rounds: int | None = None  # rounds needed; None for as many as intervals need
+    deciding_rounds: int | None = None  # rounds of a decision; None: as many as intervals need
     proves = False  # True if the first check ignores the budget
     measures_memory = True
 
@@ -95,7 +95,7 @@ def checks_s(runners: Sequence[Runner], policy: Policy) -> float:
 
 
 def least_s(runners: Sequence[Runner], policy: Policy) -> float:
-    """Return the estimated seconds of the fewest rounds that decide about every variant."""
+    """Return the estimated seconds of the fewest rounds that decide on every variant."""
     rounds = policy.deciding_rounds or least_rounds(len(runners) - 1)
     return costs.LATEST * rounds * sum(runner.usual_s for runner in runners)
 
@@ -109,7 +109,7 @@ def too_short(budget: Budget, runners: Sequence[Runner], policy: Policy) -> bool
 def shares_of_time(
     warm: Sequence[Runner], policy: Policy, budget: Budget
 ) -> tuple[list[Runner], float, float]:
-    """Leave out variants beyond the budget; return the others, and seconds for rounds and checks.
+    """Leave out variants that don't fit; return the rest, and seconds for rounds and for checks.
 
     Variants far slower than the baseline are left out first, then the last variants. The baseline
     and one variant stay if a step of each fits; a minimal budget keeps all variants.
@@ -154,7 +154,7 @@ class Sampler:
         others = max(len(racing) - 1, 1)
         self.rounds = ShuffledRounds(racing, self._left_s, comparisons=others)
         self.skipped_rounds = self.compiled_rounds = 0
-        # By the runner's id: seconds of recent blocks, and numbers of consecutive blocks left out.
+        # Seconds of recent blocks, and counts of consecutive blocks left out, by the runner's id.
         self._blocks_s: dict[int, deque[float]] = {}
         self._skipped, self._compiled = Counter[int](), Counter[int]()
         self._interruptions = busy_machine.Interruptions()
@@ -181,7 +181,7 @@ class Sampler:
                 continue
             staying = policy.staying([one.record for one in self.runners], comparison)
             if not staying:
-                # A run that ends between planned tests gets the last test and that test's error.
+                # Rounds that end between planned tests get the last test's error probability.
                 if comparison is None:
                     self.rounds.end()
                 return
@@ -195,14 +195,14 @@ class Sampler:
         # A minimal budget still gets one round, if the round adds little to the overhead.
         if self.rounds.number == 1 and self._budget.is_minimal and round_s <= OVERHEAD_S / 2:
             return True
-        # One step of the first block may be as slow as the slowest of the warm-up.
+        # One step of the first block may be as slow as the slowest warm-up step.
         first_s = (self._steps - 1) * runner.fastest_s + runner.worst_s
         return self._budget.allows(max(self._blocks_s.get(id(runner), [first_s])))
 
     def _block_or_failure(self, runner: Runner) -> Block:
-        """Return a timed block; record an error and return None, or raise the baseline's error.
+        """Return a timed block, or record an error and return None. Raises the baseline's errors.
 
-        After an error, retry with each step from the warm state; if that works, all blocks do so.
+        After an error, steps start from the warm state: in a retry and, if it works, from then on.
         """
         begun = self._budget.spent_s
         try:

@@ -190,7 +190,7 @@ def planned_looks(rounds: int, variants: int = 1) -> tuple[int, ...]:
 
 
 def error_of_a_look(looks: int, ended: bool) -> float:
-    """Return the share of ERROR for the test at the end, or for each of the earlier `looks`.
+    """Return the error probability of the test at the end, or of each of the earlier `looks`.
 
     By Bonferroni's inequality the run's error is at most ERROR, although the run stops at the first
     conclusive test.

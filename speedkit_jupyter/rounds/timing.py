@@ -212,7 +212,7 @@ class Timer:
         self.timing.waited_runs.append(run.waited_s)
 
     def _begins_afresh(self, start: Snapshot) -> bool:
-        """Run another call, set `repeats`; return whether calls fail or do under half the work."""
+        """Make another call, set `repeats`; return whether it fails or does under half the work."""
         step, first_s, does = self.step, self.timing.first_call_s or 0.0, UNCOMPARED
         try:
             later_s = self._once(1).wall_s

@@ -62,7 +62,7 @@ class Candidate:
         return self.without(*excluded) + single
 
     def neighbours(self, singles: Sequence[Candidate]) -> list[Candidate]:
-        """Return the plan without each of its parts, then with each of `singles` that it lacks.
+        """Return variations: without each of the plan's parts, then with each new one of `singles`.
 
         For a compiled plan, also return the neighbors of the plan without compilation.
         """

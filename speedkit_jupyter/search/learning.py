@@ -117,13 +117,13 @@ class StepReader(Watcher):
 
     def __init__(self, step: Step, hardware: Hardware) -> None:
         self._step, self._hardware, self._trains = step, hardware, False
-        self._inputs: dict[tuple[str, ...], None] = {}  # distinct; the first for several models
+        self._inputs: dict[tuple[str, ...], None] = {}  # distinct; one if there are several models
         self._decodes = False
         self._autocast: set[str] = set()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record optimizer steps, autocast dtypes, and calls unless the first model is compiled."""
+        """Record optimizer steps, autocast dtypes and, if the first model isn't compiled, calls."""
         is_compiled = Facts.read(self._step.models[0]).compiled != "no"
         with (
             optimizer_hooks(self._stepped, ours=self._step.optimizers),
@@ -162,7 +162,7 @@ def find(where: str, task: Task) -> database.Kept | None:
 def newest(
     models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
 ) -> database.Kept | None:
-    """Return the models' newest usable plan or None; with optimizers, prefer plans for training."""
+    """Return the newest usable plan or None; with optimizers prefer training, else inference."""
     if not database.learned():  # avoids computing a fingerprint
         return None
     with hidden(*models):

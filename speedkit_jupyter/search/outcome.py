@@ -34,12 +34,12 @@ INTERRUPTED = "interrupted"
 
 @dataclass(repr=False)
 class Tuning(Shown):
-    """The result of a search: a proven plan, the `winner`; a plan that is `likely`; or neither.
+    """The result of a search: a proven plan (the `winner`), a plan that is `likely`, or neither.
 
-    `comparison` is the winner's proof in fresh rounds, which also time rivals and smaller plans.
+    `comparison` is the winner's proof; its rounds also time rivals and plans that lack a part.
     `ratio` is the winner's speed-up in any process, unless `where` is " in this process". `unclear`
-    is the reason for a missing answer, `busy` a note on other programs' load. `most` is the highest
-    end of any plan's range, `learned` the winner from an earlier search. No model is kept alive.
+    is the reason for a missing answer, `busy` a note on other programs' load, `most` the largest
+    speed-up in any plan's range, `learned` a winner from the store. No model is kept alive.
     """
 
     REPORT = "speedkit_jupyter.report.tuning_report:tuning_report"

@@ -91,8 +91,8 @@ def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candid
 def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
     """Return the plan with the highest gain among the plans whose parts pay off.
 
-    If gains differ by less than SAME, the first plan wins, else the one with the fewest parts. A
-    plan must beat each plan with a subset of its parts by the missing parts' largest `least_gain`.
+    Of plans within SAME of that gain, `plans[0]` is preferred, then the fewest parts. A plan must
+    beat each plan with a subset of its parts by the largest `least_gain` of the missing parts.
     """
 
     def pays(plan: Candidate) -> bool:

@@ -1,8 +1,8 @@
 """Search for a plan: short races choose a plan, and a proof in fresh rounds decides.
 
-A race times several plans in the same rounds and drops slow ones. Its leader may have won by luck,
-and its parts may add nothing, so a proof follows. A learned plan is proven first; races follow if
-this fails. Races and proofs are Benchmarks, each with its own policy: `PlanRace` and `Proof`.
+A race times several plans in the same rounds and drops slow ones. The leader may win by luck, and
+some of its parts may add nothing, so a proof follows. A learned plan is proven first; races follow
+if this fails. Races and proofs are Benchmarks, each with its own policy: `PlanRace` and `Proof`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PlanSearch:
         return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
-        """Prove a learned plan again; if unproven, search and store the answer. Yield progress."""
+        """Prove the learned plan, if any; without a proof, search, and store the answer."""
         tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
         begun_s = start_s if self.begun_s is None else self.begun_s
         try:

@@ -193,7 +193,7 @@ class TriedPlans:
         self.reasons[name] = reason
 
     def why_unclear(self, step_s: float, waiting: Sequence[Candidate] = ()) -> str:
-        """Return why time or undisturbed rounds did not suffice for an answer; else empty."""
+        """Return why an answer is missing (little time, or disturbed rounds); empty if it isn't."""
         rows = self.rows()
         if not rows and (self.plans or waiting):
             return f"one step takes {seconds(step_s)}"
@@ -227,7 +227,7 @@ class TriedPlans:
         least: float = 0.0,
         compiles: bool = False,
     ) -> list[Candidate]:
-        """Return the other plans by their expected speed relative to the plan, the best first.
+        """Return the promising plans of `others`, by expected speed relative to `plan`, best first.
 
         The expected speed is the measured ratio, or the product of the gains of the differing
         parts. Plans below `least`, and new compiled plans without expected gain, are left out.

@@ -26,7 +26,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Output:
-    """Hide widgets of steps; show displays and logs of one call only, the first with such output.
+    """Hide the widgets of steps; show displays and logs only of the first step call that has any.
 
     `release` closes new widgets and figures. Each warning is shown once, and none from forked
     processes. A step's log lines, except torch's and SpeedKit's, reach only stdout and stderr.
@@ -39,7 +39,7 @@ class Output:
         self._gates = ExitStack()
 
     def hold(self) -> None:
-        """Start dropping output; may be called again after `release`."""
+        """Start filtering output; may be called again after `release`."""
         self._figures, self._widgets = set(_figures()), set(_widgets())
         self._streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
         self._gate(logging.Handler, "handle", self._may_log)
@@ -52,7 +52,7 @@ class Output:
             self._gate(session, "send", self._may_send)
 
     def release(self, for_good: bool = True) -> None:
-        """Close new figures and widgets; show output again; `for_good` forgets the first call."""
+        """Close new figures and widgets, show output again; `for_good` forgets the first call."""
         for number in set(_figures()) - self._figures:
             sys.modules["matplotlib._pylab_helpers"].Gcf.destroy(number)
         for model_id in (every := _widgets()).keys() - self._widgets:
@@ -141,12 +141,12 @@ EVENTS = {
     "open": "opens the file {0} for writing",
 }
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Effects of these libraries are not reported: they have caches, threads and files of their own.
+# Effects of these libraries are not reported: the libraries manage caches, threads and files.
 LIBRARIES = (
     "importlib", "_frozen_importlib", *COMPILERS, "torch.utils.data", "torch.utils.cpp_extension",
     "triton", "tqdm", "ctypes", "linecache",
 )  # fmt: skip
-# The last listener gets the events. Audit hooks can't be removed, so one hook serves all.
+# Only the last listener gets events. Audit hooks can't be removed, so one hook serves all.
 _LISTENERS: list[Callable[[str, tuple[Any, ...]], None]] = []
 
 
@@ -166,7 +166,7 @@ def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
 
     def listen(event: str, given: tuple[Any, ...]) -> None:
         nonlocal busy
-        is_here = (os.getpid(), threading.get_ident()) == here  # no other thread or fork
+        is_here = (os.getpid(), threading.get_ident()) == here  # False in other threads and forks
         effect = _effect(event, given) if is_here and not busy else None
         # IPython's `!rm log` is an effect of the user's code; files that IPython writes are not.
         shells = () if event in PROCESS_STARTS else ("IPython", "ipykernel")

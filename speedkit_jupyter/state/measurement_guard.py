@@ -54,11 +54,11 @@ def in_progress() -> MeasurementGuard | None:
 
 
 class MeasurementGuard:
-    """On entry, copy the state that a step may change; on exit, restore it. Drop output until exit.
+    """On entry, copy the state that a step may change; restore it on exit. Filter output meanwhile.
 
     A walk from `roots` finds the state; during pauses, the plans of `models` are in force. `tell`
     gets lines about state and effects that can't be undone. `off_device` copies to main memory.
-    Raises StepError during another measurement, or if another thread trains a model of `models`.
+    Raises StepError during another measurement, or if another thread trains one of `models`.
     `paused_s` and `taking_s` are the seconds that pauses and the entry took.
     """
 

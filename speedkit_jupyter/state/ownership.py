@@ -85,5 +85,5 @@ def works_elsewhere(attributes: dict[str, Any]) -> bool:
     """Return whether an object with these attributes owns a thread, process or channel."""
     parts = list(attributes.values())
     for value in [value for value in parts if type(value) is list or type(value) is tuple]:
-        parts += value[:1]  # in a list of workers, the first decides
+        parts += value[:1]  # of a list, such as workers, only the first element is checked
     return any(issubclass(type(p), threading.Thread) or is_elsewhere(type(p)) for p in parts)

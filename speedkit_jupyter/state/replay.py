@@ -1,4 +1,4 @@
-"""Replace iterators with replays: all measured steps, and then the user, get equal elements."""
+"""Replace iterators with replays: each step draws the same elements, and the user loses none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Holder = tuple[Any, StateHandler]
 
 
 class Replayed(NamedTuple):
-    """An iterator, its holders and its replay; holders get `twin` back if a step drew elements."""
+    """An iterator, its replay, and its holders, which get `twin` back if a step drew elements."""
 
     original: Any
     replay: Replay
@@ -37,8 +37,8 @@ class Replayed(NamedTuple):
 class Replays:
     """Replays of a walk's iterators; `take` puts each replay in all objects that hold its iterator.
 
-    `drawn` describes iterators that can't be replaced in a holder such as a tuple; `given_again`
-    describes iterators that the user gets back as another object if a step drew from them.
+    `drawn` describes iterators that can't be replaced because a tuple, for example, holds them;
+    `given_again` describes iterators that come back as another object if a step drew from them.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -75,7 +75,7 @@ class Replays:
         self._exchange([one.replay for one in self._found])
 
     def hand_back(self) -> None:
-        """Restore the iterators, or their twins if a step drew from them: no element is lost."""
+        """Restore each iterator, or its twin if a step drew from it, so that no element is lost."""
         self._exchange([one.twin if one.replay.drawn else one.original for one in self._found])
 
     def _exchange(self, new: list[Any]) -> None:
@@ -86,16 +86,16 @@ class Replays:
 
 
 def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool:
-    """Return whether to replay an iterator; False, for example, for files and inner iterators."""
+    """Return whether to replay an iterator; False for files and parts of iterators, for example."""
     if issubclass(type(iterator), IOBase) or type(iterator) is Replay or not holders:
         return False
-    if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # holders are replayed
+    if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # their replays suffice
         return False
     if _is_an_iterator(walk, iterator):
         return True
     begin: Any = getattr(type(iterator), "__iter__", None)
     if is_a(begin, FunctionType) and begin.__code__.co_code != _itself.__code__.co_code:
-        return False  # loops start again, as with a DataLoader: `__iter__` does not return self
+        return False  # `__iter__` returns a new iterator, so loops start again
     return any(isinstance(holder, Names | CellType) for holder, _ in holders)
 
 
@@ -116,7 +116,7 @@ def _can_hold_another(walk: Walk, holder: Any) -> bool:
 
 
 def _is_a_spare(walk: Walk, iterator: Any, holder: Any) -> bool:
-    """Return whether the holder, a dict of a DataLoader or tqdm bar, only caches the iterator."""
+    """Return whether `holder` is a dict of a DataLoader or tqdm bar that only caches `iterator`."""
     owner = walk.before(holder)
     if is_a(owner, DataLoader):
         return attribute_dict(owner) is holder

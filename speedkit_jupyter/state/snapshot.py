@@ -53,8 +53,8 @@ class Snapshot:
 
     Copies of tensors are on the originals' device, or in main memory with `off_device`. Unchanged
     tensors and arrays share the copies of an earlier `base`; with `for_timing`, changed large float
-    tensors do too, because their values don't affect time. `failed` has the reason why an object or
-    setting can't be copied or restored, by name; `too_large` has the names of data not copied.
+    tensors do too, because their values don't affect time. `failed` maps the name of an object or
+    setting to the reason why it can't be copied or restored; `too_large` names data not copied.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Snapshot:
         return memory if key not in self._changing and handler.same(instance, memory) else None
 
     def restore(self) -> None:
-        """Restore the copied state; record failures in `failed`; raise a Ctrl-C at the end."""
+        """Restore the copied state; record failures in `failed`; delay a Ctrl-C until the end."""
         self._restored += 1
         # Settings come first, because the operations that restore tensors may depend on them.
         self.failed.update(self._settings.restore())
@@ -141,7 +141,7 @@ class Snapshot:
 
     @property
     def has_changed(self) -> bool:
-        """Return whether this snapshot, or one that shares its base, found changes to restore."""
+        """Return whether this snapshot, its base or another one of that base found changes."""
         return bool(self._changing)
 
     def draws(self) -> bool:
@@ -222,7 +222,7 @@ class ProcessSettings:
         return any(not setting.same(setting.read(), value) for setting, value in self._values)
 
     def restore(self, compares: bool = True) -> Iterator[tuple[str, str]]:
-        """Write changed settings, or all unless `compares`; yield (name, reason) per failure."""
+        """Write changed settings (all, unless `compares`); yield (name, reason) of each failure."""
         for setting, value in self._values:
             try:
                 if not (compares and setting.same(setting.read(), value)):
@@ -274,7 +274,7 @@ def _write_filters(value: list[Any]) -> None:
 
 
 def generators() -> Iterator[Setting]:
-    """Yield random states of the process and of accelerators as settings; comparisons are slow.
+    """Yield the random states of the process and of accelerators as settings, slow to compare.
 
     The generators of a kind of device come from `machines.devices.Kind.generators`.
     """
@@ -332,8 +332,8 @@ def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
     """Yield names and objects: containers, arrays, tensors and generators in modules' attributes.
 
-    Contents of containers follow, with all tensors of modules in containers. Parameters and buffers
-    of `models` are left out. Raises ValueError after MOST_HELD objects or MOST_COPIED_BYTES.
+    Contents of containers are included, with all tensors of modules in containers; parameters and
+    buffers of `models` are not. Raises ValueError after MOST_HELD objects or MOST_COPIED_BYTES.
     """
     named = [pair for model in models for pair in model.named_modules()]
     tensors = (one for model in models for one in (*model.parameters(), *model.buffers()))

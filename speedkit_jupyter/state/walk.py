@@ -125,7 +125,7 @@ def _is_left_alone(cls: type) -> bool:
     home = cls.__dict__.get("__module__", "builtins")
     if issubclass(cls, (type, threading.local)) or not ownership.is_machinery(home):
         return False
-    kinds = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)  # torch's own have state
+    kinds = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)  # these have state
     return not (ownership.INNER_MODULES.match(home) and issubclass(cls, kinds))
 
 
@@ -214,7 +214,7 @@ class Walk:
                 self._add([type(instance)], id(instance), self._classes)
 
     def _looked_into(self, holder: Any) -> bool:
-        """Add `holder`'s parts; if it owns a thread or process, drop it and return False."""
+        """Add `holder`'s parts; if it owns threads, drop it, add only its models, return False."""
         for handler in self.handlers(holder):
             try:
                 children = list(handler.children(holder))

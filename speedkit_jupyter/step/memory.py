@@ -1,4 +1,4 @@
-"""Measure the peak memory of a step, and whether copies of its state fit."""
+"""Measure the peak memory of a step; check whether copies of its state fit on the device."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class StateWarning(UserWarning):
 
 
 def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
-    """Make `function` raise StepError for StopIteration, as generators make it a RuntimeError."""
+    """Make `function` raise StepError instead of StopIteration, which generators can't pass on."""
 
     @wraps(function)  # not a context manager, whose frames would stay in tracebacks
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -62,7 +62,7 @@ class Step:
     models and optimizers of the step are `bystanders`. Walks also start from `others`. A cell runs
     in the namespace `names`, assigns variables `assigned`, and draws from iterators in variables
     `iterators`; in `guarded`, `rewind` restarts iterators. `around_blocks` gives a context manager
-    for a few steps. Gradients of parameters with ids in `unread` are ignored. `say` shows a line.
+    for a timed block. Gradients of parameters with ids in `unread` are ignored. `say` shows a line.
     """
 
     run: Callable[[SpeedContext], object]
@@ -78,7 +78,7 @@ class Step:
     unread: frozenset[int] = frozenset()
     say: Callable[[str], object] = lambda line: messages.warn(line, StateWarning)
     said: list[str] = field(default_factory=list, repr=False)
-    # In `guarded`, the copy of the initial state, and True if copies are in main memory.
+    # Set in `guarded`: a copy of the initial state, and whether copies are in main memory.
     _begun: Snapshot | None = field(default=None, init=False, repr=False)
     _off_device: bool = field(default=False, init=False, repr=False)
 
@@ -165,7 +165,7 @@ class Step:
             raise StepError("lazy layers have no shape yet: run one forward pass before")
 
     def on(self, *models: torch.nn.Module) -> Step:
-        """Return a step with plans for `models` only. Raises StepError if it uses none of them."""
+        """Return a step with plans for `models` only. Raises StepError if none of them is used."""
         wanted = {id(unwrapped(model)) for model in models}
         same = [one for one in self.models if id(unwrapped(one)) in wanted]
         if not same:
@@ -244,7 +244,7 @@ def _takes_context(step: Callable[..., object]) -> bool:
 def over_batches(
     step: Callable[..., object], loader: DataLoader[Any] | None, name: str, advice: str
 ) -> Callable[..., object]:
-    """Return `step` or, if it takes batches, a loop over `loader`; StepError if that is None."""
+    """Return `step` or, if it takes batches, a loop over `loader`; StepError without a loader."""
     takes = arguments_of(step) if callable(step) else 0
     words = "a batch" if takes == 1 else f"{takes} arguments"
     # A single argument named ctx or context gets SpeedKit's context, not a batch.

@@ -94,7 +94,7 @@ def _around(
     """Return a decorator that calls `before` and `after` around each outermost call of a function.
 
     If given, `only` has the ids of first arguments to report. If the call raises, `after` isn't
-    called. Nested calls: a model in a model, a checkpoint's backward pass inside the backward pass.
+    called. Nested calls are calls of submodules, and a checkpoint's pass inside a backward pass.
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,7 +141,7 @@ class StepWork(Watcher):
 
 @dataclass(frozen=True)
 class Repeats:
-    """How later calls differ from the first call; `line` tells the user, and may be empty."""
+    """Describe how later calls differ from the first call; `line` is for the user, maybe empty."""
 
     afresh: bool = False  # True if each measured call must start from the user's state
     alone: bool = False  # True if a later call fails
@@ -160,7 +160,7 @@ class StepFacts:
         asked: The parts of a plan that the code requests from its context, such as "autocast".
             None before the first call.
         made: The facts of optimizers that the step creates.
-        repeats: The work of later calls compared with the first call's.
+        repeats: How the work of later calls differs from the work of the first call.
         leaves: True if a call changes state, draws random numbers or reaches an iterator.
     """
 

@@ -57,7 +57,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def count(name: str, value: Any) -> int:
-    """Return `value`, an int of at least 1. Raises ArgumentError if less, StepError if no int."""
+    """Return `value`, an int of at least 1. Raises StepError if not an int, else ArgumentError."""
     if (number := whole(name, value)) < 1:
         raise ArgumentError(f"{name} must be 1 or more, not {number}")
     return number
@@ -88,7 +88,7 @@ def word(name: str, value: Any) -> str:
 
 
 def modules(name: str, value: Any) -> list[Any]:
-    """Return models, given alone or in objects. Raises StepError for an object without models."""
+    """Return a list of the models in `value`. Raises StepError for an object without models."""
     import torch
 
     listed = list(value) if isinstance(value, list | tuple) else [value]

@@ -121,7 +121,7 @@ def newest(kind: str, name: str) -> Mapping[str, Any] | None:
 
 
 def kept(kind: str, name: str | None = None) -> list[Kept]:
-    """Return readable entries of a kind (and name), oldest first. Raises SpeedKitError."""
+    """Return entries of a kind and `name` (None: any), oldest first. Raises SpeedKitError."""
     try:
         file = folder() / FILE
     except SpeedKitError as error:
@@ -154,7 +154,7 @@ _note_once = cache(messages.note)
 
 @contextmanager
 def _database(writes: bool = False) -> Iterator[sqlite3.Connection]:
-    """Yield a connection (a transaction if `writes`); turn SQLite, OS errors into SpeedKitError."""
+    """Yield a connection, in a transaction if `writes`. Raises SpeedKitError if access fails."""
     file = folder() / FILE
     try:
         if writes:

@@ -1,4 +1,4 @@
-"""The user's expressions for objects: `net`, `trainer.model`, `models["lm"]`, `layers[0]`."""
+"""Find or evaluate expressions for objects: `net`, `trainer.model`, `models["lm"]`, `nets[0]`."""
 
 from __future__ import annotations
 

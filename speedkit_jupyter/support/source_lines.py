@@ -1,4 +1,4 @@
-"""Locations in the user's code: the line of a call, and the name of its cell."""
+"""Find locations in the user's code: the line of a call, and the number of its cell."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Spot(NamedTuple):
 
 
 def user_spot(depth: int = 1) -> Spot | None:
-    """Return the innermost line of user code; None if the search meets a boundary first."""
+    """Return the innermost line of user code; None if there is none, or a boundary comes first."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = None if is_user_code_boundary(frame.f_code) else frame.f_back
@@ -80,7 +80,7 @@ def _cell_number(file: str) -> int | None:
     numbers: dict[str, int] | None = getattr(compiler, "_filename_map", None)
     if compiler is None or numbers is not None:
         return (numbers or {}).get(file)
-    # IPython 7 has no map: its file names contain the number; for ipykernel's, compare the code.
+    # IPython 7 has no map: its file names contain the number. ipykernel's don't: compare the code.
     if named := _NAMED_BY_IPYTHON_7.match(file):
         return int(named[1])
     code = "".join(linecache.getlines(file)).rstrip("\n")

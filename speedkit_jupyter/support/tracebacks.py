@@ -87,6 +87,6 @@ def _entries(error: BaseException) -> Iterator[TracebackType]:
 
 
 def _is_ours(entry: TracebackType) -> bool:
-    """Return whether a frame is SpeedKit's, or is `runpy`'s, with which `run` runs scripts."""
+    """Return whether a frame is in SpeedKit, or in `runpy`, which SpeedKit uses to run scripts."""
     code, name = entry.tb_frame.f_code, entry.tb_frame.f_globals.get("__name__")
     return code.co_filename.startswith(source_lines.OURS) or name == "runpy"

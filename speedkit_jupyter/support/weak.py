@@ -9,7 +9,7 @@ from weakref import WeakMethod, ref
 from speedkit_jupyter.support import messages
 
 T = TypeVar("T")
-# The functions for `unload`, by name. A global, because they undo changes to the process.
+# The functions that `unload` calls, by name. They undo changes to the process.
 _ENDS: dict[str, Callable[[], object]] = {}
 
 

@@ -1,7 +1,7 @@
 """Unwrap models and optimizers that frameworks wrap, and find the models that an object holds.
 
-Unwrapping lets plans change and count each only once. A wrapper is recognized by tensors, parameter
-groups or methods, not by class. Pipelines, trainers, dicts and dataclasses may hold models.
+Unwrapping lets plans change and count each model only once. Wrappers are recognized by their
+tensors, parameter groups or methods, not by class. Objects such as pipelines may hold models.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ NOT_REACHED = "the step computes in another thread, which the accuracy check doe
 # Threads that call a model: the measuring thread, other Python threads, and autograd's threads.
 HERE, IN_PYTHONS, IN_AUTOGRADS = "here", "in Python's", "in autograd's"
 
-# A global, because patched functions and code that records a CUDA graph share no object.
+# This is global, because patched functions and code that records a CUDA graph share no object.
 _THREAD = threading.local()
 
 
@@ -91,7 +91,7 @@ def optimizer_hooks(
     after: StepHook | None = None,
     ours: Collection[torch.optim.Optimizer] = (),
 ) -> Iterator[None]:
-    """Call hooks in the block, around steps in this thread; for `ours`, also in autograd's threads.
+    """Call hooks around this thread's optimizer steps in the block; for `ours`, also autograd's.
 
     Gradient hooks, which autograd's threads run, may step optimizers.
     """

@@ -57,7 +57,7 @@ def compilations() -> Sequence[Any]:
 
 
 def guard_failures(first: str, graphs: int) -> list[str]:
-    """Return up to `graphs` guard failures from the last equal to `first`; [first] if none is."""
+    """Return up to `graphs` guard failures, from the last one equal to `first`; else [first]."""
     for reasons in getattr(_utils(), "guard_failures", {}).values():
         if first in reasons:
             begin = len(reasons) - 1 - reasons[::-1].index(first)
@@ -119,7 +119,7 @@ def override_caches() -> list[Any]:
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    """Return whether an error is torch.compile's, or compiled code's refusal of double backward."""
+    """Return whether an error is from torch.compile, or from double backward in compiled code."""
     is_second = "double backward" in str(error)
     return is_second or any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
 
@@ -141,6 +141,6 @@ def users_lines(error: BaseException) -> list[tuple[str, int]]:
 
 
 def lacks_compiler(error: BaseException) -> bool:
-    """Return whether an error means no C++ compiler, no Triton, or a GPU too old for Triton."""
+    """Return whether an error is about a missing C++ compiler or Triton, or about a too old GPU."""
     names = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
     return type(cause(error)).__name__ in names

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-# From malloc.c: mallopt's parameters, maxima of the dynamic thresholds, default of M_MMAP_MAX.
+# From malloc.c: mallopt's parameters, the maximum dynamic thresholds, M_MMAP_MAX's default.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 LARGEST, TRIMMED_BEYOND, MMAPS = 32 << 20, 64 << 20, 65536
 NEVER_TRIMMED = -1

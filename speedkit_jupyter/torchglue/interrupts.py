@@ -64,7 +64,7 @@ class Gate:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace handlers in the block; restore them and, unless one raised, pass on signals."""
+        """Replace handlers in the block; then restore them and, if none raised, pass on signals."""
         __tracebackhide__ = True
         try:
             for number in _NUMBERS:
@@ -101,7 +101,7 @@ class Gate:
 
 
 _NUMBERS = tuple(int(number) for number in signal.valid_signals())
-# A global, because the process has one handler per signal.
+# The gate in place, if any. It is global, because the process has one handler per signal.
 _GATES: list[Gate] = []
 
 
@@ -133,7 +133,7 @@ def interruptible_in_users_code(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_a_window(function: Callable[[], R]) -> R:
-    """Deliver pending signals, then return the user's `function()`, run with signals enabled."""
+    """Return the user's `function()`, run with signals enabled; deliver pending signals first."""
     __tracebackhide__ = True
     gate = _GATES[0] if _GATES else None
     if gate is None or gate.thread != threading.get_ident():

@@ -21,7 +21,7 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided:
         return True
     try:
-        with torch.DisableTorchFunction():  # modes must not count these calls as the step's
+        with torch.DisableTorchFunction():  # modes must not count these calls as part of a step
             end: Any = tensor.numel()  # one past the last element
             if end and not tensor.is_nested:
                 sides = zip(tensor.shape, tensor.stride(), strict=True)
@@ -59,7 +59,7 @@ def _some(tensor: torch.Tensor) -> bytes | None:
     if some.is_contiguous():
         some = some.flatten()[:: max(1, tensor.numel() // SAMPLED)]
     else:
-        for dim in range(some.ndim):  # one corner: flattening would copy all
+        for dim in range(some.ndim):  # take one corner, as flattening would copy all
             some = some.narrow(dim, 0, min(some.shape[dim], 4))
     return some.flatten().contiguous().view(torch.uint8).numpy().tobytes()
 

@@ -27,7 +27,7 @@ def profiled(**options: Any) -> Iterator[Any]:
     trace = profile(activities=supported_activities(), **options)
     with _stderr_filtered():
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # torch 2.11
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # of torch 2.11
             trace.start()
         with record_function(BEGINS):
             pass

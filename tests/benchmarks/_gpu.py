@@ -1,4 +1,4 @@
-"""Print the table of gpu.sh's parts, or the busy share of two profiles.
+"""Print a table of gpu.sh's parts, or how busy two models keep the device.
 
     python tests/benchmarks/_gpu.py table FOLDER
     python tests/benchmarks/_gpu.py busy
@@ -22,7 +22,7 @@ CODES = {0: "done", 124: "limit reached", 137: "limit reached"}
 
 
 def table(folder: Path) -> str:
-    """Return a row for each part: how it ended, its seconds, and its last line with a result."""
+    """Return a table of parts: how each ended, its seconds, and its last line with a result."""
     rows = []
     for line in (folder / "parts.tsv").read_text().splitlines():
         name, code, seconds, limit = line.split("\t")
@@ -34,7 +34,7 @@ def table(folder: Path) -> str:
 
 
 def busy(device: torch.device) -> None:
-    """Print the busy share of a small model, bound by launches, and a large one, by products."""
+    """Print the busy share of a small, launch-bound model and of a large, product-bound model."""
     print(machine())
     for width, batch in ((64, 8), (4096, 4096)):
         model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).to(device)

@@ -35,11 +35,11 @@ def predicted(name: str) -> Made:
     return torch.no_grad()(forward), model, (), PLANS
 
 
-# Other kinds of loop, around a small net. While `bad()` is true, some make a mistake on purpose:
-# `_planted.py` uses these.
+# Other kinds of loops around a small net. For `_planted.py`, some of them make a mistake on purpose
+# while `bad()` is true.
 
 
-never = bool  # without arguments it is False
+never = bool  # bool() is False
 
 
 def classifier(norm: Callable[[int], nn.Module] = nn.BatchNorm1d) -> nn.Sequential:
@@ -54,7 +54,7 @@ def trained(
     model: nn.Module, loss: Callable[[], torch.Tensor], optimizer: Any = 0,
     plans: Sequence[str] = PLANS,
 ) -> Made:  # fmt: skip
-    """Return a step that minimizes a loss, with this optimizer or the one numbered so in KINDS."""
+    """Return a step that minimizes a loss; a number as `optimizer` is an index of KINDS."""
     found = KINDS[optimizer](model.parameters()) if isinstance(optimizer, int) else optimizer
     return training(loss, found), model, found, plans
 
@@ -71,7 +71,7 @@ def classified(
 
 
 def epoch(count: int, kind: int, attends: bool, bad: Callable[[], bool] = never) -> Made:
-    """Return an epoch of `count` optimizer steps; attention's key bias has a gradient near zero.
+    """Return an epoch of `count` optimizer steps; if `attends`, a key bias has near-zero gradients.
 
     While `bad()`, the second optimizer step is left out.
     """
@@ -113,7 +113,7 @@ def hits(trains: bool) -> Made:
 
 
 def accumulated(clips: bool, bad: Callable[[], bool] = never) -> Made:
-    """Accumulate gradients over four parts of a batch; while `bad()`, keep only the last."""
+    """Return a step that accumulates four gradients; while `bad()`, it keeps only the last one."""
     model, (x, y) = classifier(nn.LayerNorm), data()
     optimizer = KINDS[0](model.parameters())
 
@@ -131,7 +131,7 @@ def accumulated(clips: bool, bad: Callable[[], bool] = never) -> Made:
 
 
 def gan(bad: Callable[[], bool] = never) -> Made:
-    """Train a GAN; while `bad()`, the generator's loss has the wrong sign."""
+    """Return a step that trains a GAN; while `bad()`, the generator's loss has the wrong sign."""
     maker, judge = classifier(), nn.Sequential(nn.Linear(10, 32), nn.LeakyReLU(), nn.Linear(32, 1))
     optimizers = [KINDS[3](judge.parameters()), KINDS[3](maker.parameters())]
     (x, _), real, labels = data(), torch.randn(64, 10), torch.arange(128).lt(64).float()
@@ -148,7 +148,7 @@ def gan(bad: Callable[[], bool] = never) -> Made:
 
 
 def averaged(bad: Callable[[], bool] = never) -> Made:
-    """Train and average the weights; while `bad()`, the average does not move."""
+    """Return a step that trains and averages weights; while `bad()`, the average stays."""
     model, (x, y) = classifier(), data()
     average, optimizer = copy.deepcopy(model), KINDS[0](model.parameters())
     train = training(lambda: functional.cross_entropy(model(x), y), optimizer)
@@ -180,7 +180,7 @@ def by_closure() -> Made:
 
 
 def in_backward() -> Made:
-    """Update each parameter during the backward pass, as soon as it has its gradient."""
+    """Return a step that updates each parameter in the backward pass, once it has its gradient."""
     model, (x, y) = classifier(nn.LayerNorm), data()
     optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
 
@@ -198,7 +198,7 @@ def in_backward() -> Made:
 
 
 def by_hand(bad: Callable[[], bool] = never) -> Made:
-    """Update parameters without an optimizer; while `bad()`, 30 % too far."""
+    """Return a step that updates weights without an optimizer; while `bad()`, 30 % too far."""
     model, (x, y) = classifier(), data()
 
     def step() -> None:
@@ -211,7 +211,7 @@ def by_hand(bad: Callable[[], bool] = never) -> Made:
 
 
 class Words(nn.Module):
-    """Map tokens (N, T) to logits (N, 50): a mean of embeddings, sparse or tied, and a layer."""
+    """Map tokens (N, T) to logits (N, 50) by a mean of embeddings (sparse or tied) and a layer."""
 
     def __init__(self, sparse: bool, tied: bool) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ def embedding(sparse: bool, tied: bool) -> Made:
 
 
 def generating() -> Made:
-    """Generate tokens greedily: one token that rounding changes alters all later ones."""
+    """Return a step that generates greedily, so one token changed by rounding alters later ones."""
     model, x = Words(False, False), torch.randint(50, (8, 4))
 
     @torch.no_grad()
@@ -249,7 +249,7 @@ def noisy(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def penalized() -> Made:
-    """Train with a gradient penalty, which needs second derivatives."""
+    """Return a step with a gradient penalty, which needs second derivatives."""
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
     x = data()[0].requires_grad_()
 

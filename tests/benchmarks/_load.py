@@ -23,7 +23,7 @@ LONGEST_S = 3600
 def strangers(number: int, code: str = "while True: pass") -> Iterator[None]:
     """Run the code in this many processes during the block.
 
-    A shell starts them and ends, because the CPU time of our own children would count as ours.
+    A shell starts them and exits, because SpeedKit counts CPU time of child processes as its own.
     """
     code = f"import signal; signal.alarm({LONGEST_S})\n{code}"
     start = f"{shlex.join([sys.executable, '-c', code])} >/dev/null 2>&1 & echo $!"
@@ -47,7 +47,7 @@ def bursts() -> Iterator[None]:
 
 
 def repeated(options: argparse.Namespace, number: int, trial: Callable[[int], Row]) -> list[Row]:
-    """Run the trials that the file lacks, unless `--table`; return the rows of `options.load`."""
+    """Run the trials that the file lacks, unless `--table`; return all rows of this load."""
 
     def done() -> list[Row]:
         return [row for row in read(options.file) if row["load"] == options.load]

@@ -41,7 +41,7 @@ def normed(inputs: int, outputs: int, kernel: int = 3, **more: int) -> nn.Sequen
 
 
 class Residual(nn.Module):
-    """The block of a ResNet-18: (N, inputs, H, W) to (N, outputs, H / stride, W / stride)."""
+    """Block of a ResNet-18: maps (N, inputs, H, W) to (N, outputs, H / stride, W / stride)."""
 
     def __init__(self, inputs: int, outputs: int = 0, stride: int = 1) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
 TEXT = {**SMALL, "vocab_size": 80, "max_position_embeddings": 40}
 SIGHT = {**SMALL, "image_size": 24, "patch_size": 6}
 GPT = {"vocab_size": 80, "n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 40}
-# By name: class of the config, class of the model, the config's values, kind of its batch.
+# Each entry has its config's class without "Config", its model's class, options, and batch kind.
 FROM_CONFIGS: dict[str, tuple[str, str, dict, str]] = {
     "roberta": ("Roberta", "RobertaForSequenceClassification", TEXT, "labelled"),
     "gpt2": ("GPT2", "GPT2LMHeadModel", GPT, "text"),

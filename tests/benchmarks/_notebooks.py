@@ -241,7 +241,7 @@ def detection(guided: bool) -> Step:
 
 
 class Graphs(nn.Module):
-    """Graph network that adds messages along edges at their nodes: (nodes, 32) to (32,)."""
+    """Graph network that adds each edge's message at its end node: maps (nodes, 32) to (32,)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Search in sixty lines of plain torch, as a person writes it, to compare with `tune()`."""
+"""Search plans in sixty lines of plain torch, as users might, for comparison with `tune()`."""
 
 import itertools
 import time
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from _workloads import Backward, made
 
-# Each turn keeps the faster half and doubles the steps. The first times each for TURN_S seconds.
+# Each turn keeps the faster half and doubles its steps and time, from STEPS steps and TURN_S s on.
 TURNS, STEPS, TURN_S = 4, 2, 0.2
-# Gradients, or results, may be off by this share of their norm.
+# Gradients (for inference, results) may be off by this share of their norm.
 TOLERATED = 0.1
 
 
@@ -53,7 +53,7 @@ class Trial:
         return self.step_s
 
     def shown(self, weights: dict[str, Any]) -> torch.Tensor:
-        """Return a step's gradients at these weights as one vector; its results if it has none."""
+        """Return a step's gradients at these weights as one vector, or in inference its results."""
         self.work.model.load_state_dict(weights)
         found, held = [], [*self.work.model.parameters()]
         results = self.step(lambda loss: found.extend(torch.autograd.grad(loss, held)))

@@ -1,4 +1,4 @@
-"""Options, rows in a file, and a fresh state of the machine, for all benchmark programs."""
+"""Provide options, rows in files and fresh stores for all benchmark programs."""
 
 import argparse
 import gc
@@ -113,7 +113,7 @@ def nothing_kept() -> Iterator[None]:
 
 
 def load_all() -> None:
-    """Load libraries, try the compiler and measure this machine's engines, once."""
+    """Load libraries, compile once, and measure BLAS and oneDNN, so that no program times this."""
     import_module("scipy.special")
     compile_cache.prepare()
     torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()
@@ -122,6 +122,6 @@ def load_all() -> None:
 
 
 def machine(device: str = "cpu") -> str:
-    """Return the line that every table begins with."""
+    """Return the line with device and versions that every table begins with."""
     hardware = Hardware.detect()
     return f"{hardware.describe(device)}, torch {hardware.torch}, Python {hardware.python}"

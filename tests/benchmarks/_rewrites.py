@@ -1,4 +1,4 @@
-"""Rewrites of functions: right ones, ones with a planted fault, and ones that cheat."""
+"""Rewrites of functions: right rewrites, rewrites with a planted fault, and cheats."""
 
 import itertools
 import math
@@ -90,7 +90,7 @@ def gelu(x, weight, bias):
 
 
 def masked_softmax(x, mask):
-    """Return the softmax over visible entries, zeros in rows without one."""
+    """Return the softmax over visible entries, or zeros in rows without visible entries."""
     return x.masked_fill(~mask, -math.inf).softmax(-1).nan_to_num(0.0)
 
 
@@ -248,7 +248,7 @@ def row_copied(q, k, v):
     return torch.cat([out[..., :5, :], out[..., 4:5, :], out[..., 6:, :]], -2)
 
 
-# For each function: the reference, its inputs for a size, right rewrites, and wrong ones.
+# Each row has a reference, a function that draws its inputs, right rewrites, and wrong rewrites.
 FUNCTIONS: list[tuple[Function, Function, dict[str, Function], dict[str, Function]]] = [
     (attention, qkv, {
         "SDPA": sdpa,
@@ -372,7 +372,7 @@ class Lazy(torch.Tensor):
 
 
 def by_caller(x):
-    """Return the right result where it is compared, and zeros where it is timed."""
+    """Return zeros to callers that time the candidate, and the right result to other callers."""
     frame, names = sys._getframe(), set()
     while frame:
         names.add(frame.f_code.co_name)

@@ -17,7 +17,7 @@ PARTS = ("timed steps", "lead-ins", "warm-up", "checks", "copies", "rest", "comp
 
 
 class Shares:
-    """Seconds by innermost part; parts inside a check, except compiling, count as checks."""
+    """Seconds by the innermost part. Within a check, all parts but compiling count as checks."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)

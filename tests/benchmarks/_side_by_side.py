@@ -2,8 +2,8 @@
 
     python tests/benchmarks/_side_by_side.py WORKLOAD CONFIG
 
-prints how many times as fast a workload runs under a config (JSON) in this process. If the config
-sets `malloc`, plain steps run in another process, or they would reuse memory that the plan keeps.
+prints a workload's speed under a config (JSON) relative to plain steps, in this process. If the
+config sets `malloc`, plain steps run in another process: they can't reuse memory the plan keeps.
 """
 
 import json
@@ -31,7 +31,7 @@ Forces = Mapping[str, Force]
 SECONDS, MOST_ROUNDS, LEAST_ROUNDS = 10.0, 300, 10
 # Seconds of a block, and of the untimed steps before it.
 BLOCK_S, LEAD_IN_S = 0.02, 0.005
-# All steps run FEW_ROUNDS rounds. Then those that took over FAR times the first one's time leave.
+# All steps run FEW_ROUNDS rounds. Then steps over FAR times as slow as the first step are dropped.
 FEW_ROUNDS, FAR = 3, 2.0
 
 
@@ -83,7 +83,7 @@ def _block(step: Call, force: Force | None, usual_s: float = 1.0) -> float:
 
 
 def is_far(first_s: list[float], times_s: list[float]) -> bool:
-    """Return whether the second took over FAR times as long in every round that both ran in."""
+    """Return whether `times_s` exceed FAR times `first_s` in every round that has both times."""
     return all(FAR * ours < its for ours, its in zip(first_s, times_s, strict=False))
 
 
@@ -104,7 +104,7 @@ def _run(name: str) -> None:
 
 
 def in_fresh_process(name: str, config: Mapping[str, object]) -> list[float]:
-    """Return how many times as fast a plan is in another process, with its interval."""
+    """Return a plan's speed over plain steps in another process, as [median, low, high]."""
     command = [sys.executable, __file__, name, json.dumps(config)]
     found = subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)
     return list(json.loads(found.splitlines()[-1]))

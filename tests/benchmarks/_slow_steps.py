@@ -357,7 +357,7 @@ def weights_moved_by_hand() -> Pair:
 
 
 def tabular_churn() -> Pair:
-    """Train an MLP on a table of customers for an epoch, and report the AUC."""
+    """Return epochs that train an MLP on a table of customers and report the AUC."""
     x = torch.randn(6400, 20)
     y = (x[:, 0] + torch.randn(6400) > 0).float()
 
@@ -385,7 +385,7 @@ def tabular_churn() -> Pair:
 
 
 def segment_slices() -> Pair:
-    """Predict the masks of a scan, slice by slice, with a small segmentation net."""
+    """Return steps that predict a scan's masks, slice by slice, with a small segmentation net."""
     scan = torch.randn(48, 1, 128, 128)
     layers = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 12, 3, padding=1)
     model = nn.Sequential(*layers).eval()

@@ -26,7 +26,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def interleaved_s(steps: dict[Any, Callable[[], object]], rounds: int) -> dict[Any, list[float]]:
-    """Return the seconds of each call, in shuffled rounds after one that is not timed."""
+    """Return the seconds of each call, in shuffled rounds after an untimed round."""
     times: dict[Any, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         step()
@@ -42,7 +42,7 @@ def ratio(first: Callable[[], object], second: Callable[[], object], rounds: int
 
 
 def over(first: Sequence[float], second: Sequence[float]) -> list[float] | None:
-    """Return how many times as fast the second is, with its interval; None without times."""
+    """Return the speed of `second` over `first` as [median, low, high]; None without times."""
     pairs = min(len(first), len(second))
     if not pairs:
         return None

@@ -165,7 +165,7 @@ def _rollout() -> Workload:
 
 
 def _bert() -> Workload:
-    """Return fine-tuning as Hugging Face's own examples do it: the model computes its loss."""
+    """Return fine-tuning in the way of Hugging Face's examples: the model computes its loss."""
     sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
     sizes |= {"vocab_size": WORDS, "intermediate_size": 1024}
     model = untrained("Bert", "BertForSequenceClassification", sizes).train()
@@ -213,7 +213,7 @@ def linear(width: int, batch: int) -> Workload:
     return classifying(mlp(*[width] * 4), torch.rand(batch, width), classes(batch))
 
 
-# For oracle.py; the long ones have steps of 0.2 to 0.5 s on two cores.
+# For oracle.py, live.py and advise.py; "long" workloads have steps of 0.2 to 0.5 s on two cores.
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "transformer, training": lambda: _tokens(128, 2, 8, 64),
     "transformer, inference": lambda: inference(Transformer(), _words(8, 64, 500)),
@@ -247,7 +247,7 @@ MODELS: dict[str, Callable[[], Workload]] = {
 
 
 def models_at_hand() -> list[str]:
-    """Return the names of MODELS without those whose library is missing."""
+    """Return the names of MODELS whose library is installed; print the names left out."""
     missing = () if find_spec("transformers") else ("BERT, training", "GPT-2, inference")
     if missing:
         print(f"left out, they need `pip install transformers`: {', '.join(missing)}")

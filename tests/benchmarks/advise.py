@@ -1,4 +1,4 @@
-"""Test if advice finds why a loop is slow, expects the right gain, and is silent otherwise.
+"""Test whether advise() finds why loops are slow, expects their gain, and is silent otherwise.
 
 22 loops are each slow for one reason (`_slow_steps.py`). Their gain is measured by running slow and
 corrected loops interleaved. The healthy loops are 16 of `_workloads.py` and four corrected ones. A
@@ -26,7 +26,7 @@ from speedkit_jupyter.step.step import step_of
 
 BUDGET_S, ROUNDS, LONGEST_S = 6.0, 24, 6.0
 FIRST, HOLDS, ALARMS = 22 / 25, 0.8, 1
-# The uncertainty of the measured gain.
+# Relative uncertainty of a measured gain.
 ROUGHLY = 0.1
 # An opportunity claims a gain only if its expected range begins here or above.
 CLAIM = 1.05
@@ -63,7 +63,7 @@ def pair(name: str) -> _slow_steps.Pair:
 
 
 def healthy(step: Callable[[], object], budget_s: float) -> Row:
-    """Return the advice about a healthy loop, and for each claim whether a trial shows it."""
+    """Return the advice about a healthy loop, and whether a trial shows each claimed gain."""
     advice = advise(step, budget_s=budget_s)
     said = []
     for number, one in enumerate(advice.opportunities, 1):
@@ -79,7 +79,7 @@ def _said(one: Opportunity) -> dict[str, Any]:
 
 
 def _holds(found: list[Opportunity], number: int, step: Any, budget_s: float) -> bool:
-    """Return whether a trial shows the claimed gain; without a trial it is a false alarm."""
+    """Return whether a trial shows the claimed gain; False if the advice has no trial."""
     one = found[number - 1]
     if one.trial is None:
         return False
@@ -99,7 +99,7 @@ def holds(row: Row) -> bool:
 
 
 def counted(rows: list[Row]) -> tuple[list[Row], int, int, list[str]]:
-    """Return the slow loops, causes ranked first, ranges that hold, and all false alarms."""
+    """Return the slow loops, how many causes rank first and ranges hold, and the false alarms."""
     slow = [row for row in rows if row["kind"] == "slow"]
     said = ((row["name"], one) for row in rows for one in row["said"])
     alarms = [f"{name}: {one['rule']}" for name, one in said if one.get("holds") is False]

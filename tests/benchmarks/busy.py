@@ -1,4 +1,4 @@
-"""Test if `tune()` finds the possible gain while two other processes are busy in bursts.
+"""Test whether `tune()` finds the possible gain while two other processes are busy in bursts.
 
 Each of four workloads is tuned twice, with defaults and nothing learned before: next to processes
 that multiply matrices in bursts of 0.1 to 1 s, and on the idle machine. A fresh process then
@@ -58,7 +58,7 @@ def measured(workload: str) -> Row:
 
 
 def promises(row: Row) -> dict[str, Any]:
-    """Return whether each promise holds under load, where the idle plan gains enough."""
+    """Return whether each promise holds under load; {} if the idle plan gains too little."""
     idle, busy = row["idle"], row["busy"]
     if row["state"] == "idle" or not idle["fresh"] or idle["fresh"][0] < GAIN:
         return {}

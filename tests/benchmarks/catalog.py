@@ -5,10 +5,10 @@ and is checked. Then `tune()` runs with nothing learned before, and fresh rounds
 with the plain model and `compile`.
 `--only "ViT, training sdpa"` takes one entry of one model, `--only winner` the tuned plans alone.
 `--keep` names options that tuning leaves as they are: with `precision,tf32` nothing computes in
-less than float32. `--budget` is the seconds for each setting, without compiling. Tuning has its
-default budget, or eight times a shorter `--budget`. All of it takes about two hours on two cores by
-default. Exits 1 if the choice of `auto` makes a model slower than 0.98 of the plain model, or
-wrong. Two of the models need `pip install transformers`.
+less than float32. `--budget` is the time for each setting in seconds, without compiling. Tuning has
+its default budget, or eight times a shorter `--budget`. By default the program takes about two
+hours on two cores. Exits 1 if the choice of `auto` is slower than 0.98 of the plain model, wrong or
+fails. Two of the models need `pip install transformers`.
 """
 
 import sys
@@ -77,7 +77,7 @@ def alone(work: Workload, entry: Optimization, budget_s: float) -> Row:
 
 
 def words(entry: Optimization, hardware: Hardware, facts: Facts, taken: list[str]) -> list[str]:
-    """Return the settings of an entry's changes, a search's candidates and `taken`, each once."""
+    """Return words for an entry's changes, a search's candidates and `taken`, each setting once."""
     tried = [Candidate({entry.name: one}).name for one in entry.candidates(hardware, facts)]
     found: dict[str, str] = {}
     for word in (*entry.changes(), *tried, *taken):
@@ -106,9 +106,9 @@ def _kept(found: Comparison) -> dict[str, Row]:
 
 
 def broken(row: Row) -> list[str]:
-    """Return the broken promises of a row: `auto`'s choice must be neither slower nor wrong."""
+    """Return a row's broken promises: `auto`'s choice must not be slower, wrong or failing."""
     found = row.get("measured", {}).get(row.get("auto"))
-    if found is None:  # nothing is taken
+    if found is None:  # auto takes nothing
         return []
     is_slow = found["verdict"] == "slower" and found["speedup"] < AT_LEAST
     name = f"{row['model']}: auto takes {row['auto']}, which is {found['verdict']}"
@@ -116,7 +116,7 @@ def broken(row: Row) -> list[str]:
 
 
 def tables(rows: list[Row]) -> str:
-    """Return Markdown: the speed-ups of every word by model, and the tuned plans."""
+    """Return Markdown tables of the tuned plans, and of each setting's speed-ups by model."""
     if not rows:
         return "nothing measured yet"
     best = [row for row in rows if "plan" in row]
@@ -129,7 +129,7 @@ def tables(rows: list[Row]) -> str:
 
 
 def _overview(rows: list[Row]) -> Iterator[list[str]]:
-    """Yield the speed-ups of every word that is available anywhere, by model, in bold if proven."""
+    """Yield the head, then a row of speed-ups by model for each setting that any model has."""
     models = list(dict.fromkeys(row["model"] for row in rows))
     words = ((row["model"], *one) for row in rows for one in row.get("measured", {}).items())
     found = {(model, word): one for model, word, one in words}
@@ -139,7 +139,7 @@ def _overview(rows: list[Row]) -> Iterator[list[str]]:
 
 
 def _speed_up(found: Row | None) -> str:
-    """Return `**1.44×**` where it is proven faster, `0.73×` where slower, else `(1.01×)`."""
+    """Return `**1.44×**` if proven faster, `0.73×` if slower, `(1.01×)` if unclear, or a word."""
     if found is None:
         return ""
     if found.get("speedup") is None:

@@ -2,9 +2,9 @@
 
 A transformer of 6 layers (d = 256) makes a step of training or inference in a fresh process, with
 torch.compile or SpeedKit, with empty folders (cold) or the files of the run before (warm). `idle`
-is SpeedKit's warm start in a notebook whose kernel has imported the compiler between cells, before
-the timed one. Exits 1 if SpeedKit's cold start takes more than half of torch's, or its warm start
-more than 0.06 of torch's cold start or more than torch's warm start.
+is SpeedKit's warm start in a notebook whose kernel has imported the compiler in an idle moment
+before the timed cell. Exits 1 if SpeedKit's cold start takes more than half of torch's, or its warm
+start more than 0.06 of torch's cold start or more than torch's warm start.
 """
 
 import os
@@ -73,11 +73,11 @@ def seconds(who: str, job: str, when: str, folder: Path) -> float:
 
 
 def measured(step: str, rounds: int) -> Row:
-    """Return the medians of rounds, each of which makes every kind of start once."""
+    """Return each kind of start's median seconds over rounds that make every kind once."""
     times: dict[str, list[float]] = {name: [] for name in NAMES}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as empty:
-            for name in NAMES:  # the warm start after the cold one
+            for name in NAMES:  # a warm start follows its cold start
                 who, when = name.removesuffix("_s").split("_")
                 times[name].append(seconds(who, step, when, Path(empty, who)))
     return {name: statistics.median(values) for name, values in times.items()}

@@ -2,9 +2,9 @@
 
 `python tests/benchmarks/distributed.py [--steps 200] [--processes 2]` prints the seconds until the
 workers are ready, and from a cell to rank 0's first step. In shuffled rounds it times a DDP step
-and its exposed communication under each launcher. It also compares FSDP2's bytes on rank 0 with the
-formula. Exits 1 if `launch` is slower than either of the others by more than 3 %, or if the bytes
-are off by more than 3 %. Takes two to three minutes.
+and its exposed communication under each launcher. It also compares FSDP2's bytes on rank 0 with
+SpeedKit's estimate. Exits 1 if `launch` is slower than another launcher by more than 3 %, or if the
+bytes are off by more than 3 %. Takes two to three minutes.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def first_step_at() -> float:
 
 
 def sharded_bytes() -> tuple[int, float]:
-    """Return rank 0's bytes of training state under FSDP2 after a step, and the formula's bytes."""
+    """Return rank 0's bytes of training state under FSDP2 after a step, and the estimated bytes."""
     from speedkit_jupyter import SpeedConfig, apply_speedups
     from speedkit_jupyter.extras.processes.distributed import BYTES_PER_PARAMETER
     from speedkit_jupyter.extras.processes.strategy_race import _state_bytes
@@ -84,7 +84,7 @@ def sharded_bytes() -> tuple[int, float]:
 
 
 def elsewhere(launcher: str, processes: int, steps: int) -> tuple[float, float]:
-    """Return `step_s` of rank 0 of this file under another launcher, in a process of its own."""
+    """Return rank 0's `step_s` under another launcher, which runs this file in a new process."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "seconds"
         by_torch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
@@ -97,7 +97,7 @@ def elsewhere(launcher: str, processes: int, steps: int) -> tuple[float, float]:
 
 
 def as_rank(steps: int, result: str) -> None:
-    """Run as a rank; rank 0 writes the seconds."""
+    """Time steps as a rank of another launcher; rank 0 writes the seconds to `result`."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     with process_group():
         seconds = step_s(steps)
@@ -139,7 +139,7 @@ def compared(processes: int, steps: int) -> int:
     others = ["torchrun"] + ["notebook_launcher"] * (find_spec("accelerate") is not None)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("launch", *others)}
     for number in range(ROUNDS):
-        # New processes, as for the others: memory placement changes a step by some 5 %.
+        # New processes, as under other launchers: memory placement changes a step by some 5 %.
         workers.stop()
         workers.started(processes, lambda text: None)
         for name in random.Random(number).sample([*found], len(found)):

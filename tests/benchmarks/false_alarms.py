@@ -64,7 +64,7 @@ def real_step() -> Callable[[], float]:
     return lambda: timed(step)[0]
 
 
-# Made-up noise: from a random generator, a step's number and the seed to a factor of its time.
+# Each made-up noise turns a random generator, a step's number and the seed into a factor of time.
 NOISES: dict[str, Callable[[random.Random, int, int], float]] = {
     "scatter": lambda draw, step, seed: draw.lognormvariate(0, 0.05),
     "outliers": lambda draw, step, seed: (
@@ -89,7 +89,7 @@ def made_step(noise: str, seed: int) -> Callable[[], float]:
 
 
 def table(rows: list[Row]) -> str:
-    """Return the races that claim a gain, by the number of plans and by the noise."""
+    """Return a table of the share of races that claim a gain, by number of plans and by noise."""
     groups = {"all": rows}
     for row in rows:
         for name in (f"{row['plans']} plans", row["noise"]):

@@ -1,9 +1,9 @@
 """Record, replay and predict the kernel choices of max-autotune, on the device at hand.
 
-FOLDER records max-autotune's searches for 21 matrix products (22 on CPUs). Then each product in
-turn is compiled by default, replayed, and predicted from all others, whatever the confidence.
-Prints each one's compile seconds and steady milliseconds. It stops after `--seconds`, and goes on
-when started again. FOLDER/train is a SPEEDKIT_DATA folder with the recorded timings.
+First max-autotune's searches for 21 matrix products (22 on CPUs) are recorded in FOLDER. Then each
+product is compiled in the default mode, replayed, and predicted from all other products, whatever
+the confidence. Prints each way's compile seconds and milliseconds a call. Stops after `--seconds`,
+and goes on when started again. FOLDER/train is a SPEEDKIT_DATA folder with the recorded timings.
 
 Goals on GPUs: prediction compiles 10 times as fast as max-autotune, and runs at 0.99 of its speed.
 """
@@ -35,11 +35,11 @@ from speedkit_jupyter.extras.autotune.tuner import trained
 from speedkit_jupyter.support import database
 
 SEED, ROUNDS = 0, 30
-# Products of each operation, by device: a prediction needs 20 others.
+# Number of products for each operation, by device: a prediction needs 20 others.
 EACH = {"cuda": 7, "cpu": 11}
-# Predictions from this confidence on have a summary of their own.
+# Predictions of at least this confidence get a summary of their own.
 CONFIDENT = 0.95
-# By device: M, then N and K.
+# Each device has sizes for M, and sizes for N and K.
 SIZES = {
     "cuda": ((256, 512, 1024, 2048, 3072, 4096, 8192), (512, 768, 1024, 2048, 3072, 4096, 8192)),
     "cpu": ((16, 32, 64, 128, 256, 512), (256, 384, 512, 768, 1024, 1536, 2048)),
@@ -50,7 +50,7 @@ VARIANTS = ("default", "max-autotune", "replayed", "predicted")
 
 
 class Product(NamedTuple):
-    """Matrix product with a bias (`addmm`) or without (`mm`), or 8 of half the sides (`bmm`)."""
+    """Matrix product without bias (`mm`), with bias (`addmm`), or 8 with halved sides (`bmm`)."""
 
     op: str
     m: int
@@ -80,7 +80,7 @@ def products(device: str) -> list[Product]:
 
 
 def compiled(product: Product, device: str, mode: str) -> tuple[float, Callable[[], object]]:
-    """Return the seconds until the first call has ended, in an empty cache, and the call."""
+    """Return the seconds of a first call with an empty cache, and a function of ten more calls."""
     model, inputs = product.call(device)
     with (
         redirect_stderr(io.StringIO()),  # Inductor's own tables
@@ -101,7 +101,7 @@ def compiled(product: Product, device: str, mode: str) -> tuple[float, Callable[
 def measured(product: Product, searched_s: float, device: str, folder: Path) -> Row:
     """Return the row of a product that is predicted from all others.
 
-    A replay runs the kernel that max-autotune has found, so its milliseconds count for both.
+    A replay runs the kernel that max-autotune has found, so both have the replay's milliseconds.
     """
     calls: dict[str, Callable[[], object]] = {}
     row: Row = {"product": product, "max-autotune": {"compile_s": searched_s}}
@@ -129,7 +129,7 @@ def data_in(folder: Path) -> Any:
 
 
 def gather(wanted: list[Product], device: str, folder: Path, into: Path) -> Calibration:
-    """Learn from the recorded timings of these products, in one folder; return the calibration."""
+    """Copy these products' recorded timings to `into` and train on them; return the calibration."""
     for product in wanted:
         with data_in(folder / str(product)):
             every = database.kept("search")
@@ -158,7 +158,7 @@ def line(row: Row) -> list[object]:
 
 
 def summary(rows: list[Row], which: str) -> list[str]:
-    """Return how each way compares with max-autotune, over these products."""
+    """Return lines that compare each way with max-autotune, as means over these products."""
 
     lines = ["", f"{len(rows)} products, {which}:"]
     for name in VARIANTS:

@@ -1,9 +1,9 @@
-"""Test if `check()` tells right rewrites from wrong ones, and times them as the engine does.
+"""Test whether `check()` tells right rewrites from wrong ones, and times them like the engine.
 
 Every rewrite of `_rewrites` is judged: right ones must pass, faults and cheats must be found. Then
-`check()` and, as variants of a step, the engine of `%%speedbench --compare` time ten right ones:
-their verdicts must be the same, or their intervals overlap.
-Takes about six minutes. Exits 1 if a verdict is not as it should be.
+ten right rewrites are timed by `check()` and, as variants of a step, by the engine of `%%speedbench
+--compare`. Both must give the same verdict, or intervals that overlap.
+Takes about six minutes. Exits 1 if one of these conditions is not met.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PARTS: dict[str, list[Rewrite]] = {"right": RIGHT, "faults": FAULTS, "cheats": C
 SHORT = {"small": (1, 2, 16, 16), "odd": (2, 3, 37, 24)}
 LONG = {"realistic": (2, 8, 512, 64)}
 PAIRS, BUDGET_S = 10, 8.0
-# The function that the step calls, in a context variable, because benchmarks don't restore these.
+# The step calls this function. Benchmarks don't restore context variables.
 CALLED: ContextVar[Any] = ContextVar("called")
 
 

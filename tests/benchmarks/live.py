@@ -68,7 +68,7 @@ def started(call: Callable[..., None], *given: Any) -> Connection:
 
 
 def made_to_loop(name: str) -> Workload:
-    """Return a workload with learning rate 0: tiny gradients of a learned batch are slow."""
+    """Return a workload with learning rate 0, because a learned batch's tiny gradients are slow."""
     found = made(name, DEVICE)
     for group in found.optimizer.param_groups if found.optimizer is not None else ():
         group["lr"] = 0.0
@@ -108,7 +108,7 @@ def under_auto(turns: Connection, workload: str, part: int) -> None:
     seconds_of(live.run, WARM)
     turns.send("ready")
     with nothing_kept(), still_clocks() as stand_still, auto(say=lines.append) as running:
-        for number in DataLoader(range((part + 1) * TURNS), batch_size=None):  # tells its length
+        for number in DataLoader(range((part + 1) * TURNS), batch_size=None):  # its length is known
             turn, step = divmod(number, part + 1)
             if step == 0:
                 wait()
@@ -134,7 +134,7 @@ def under_auto(turns: Connection, workload: str, part: int) -> None:
 
 @contextmanager
 def still_clocks() -> Iterator[Callable[[Callable[[], Any]], None]]:
-    """Yield a function that makes a call, during which SpeedKit's clocks of time and load stop."""
+    """Yield a function that makes a call while SpeedKit's clocks of time and load stand still."""
     clocks = (clock.now, busy_machine.taken_by_others_s)
     outside = [0.0, 0.0]
 
@@ -160,7 +160,7 @@ def seconds_of(step: Callable[[], object], steps: int) -> float:
 
 
 def shares(row: Row) -> tuple[float, float, float]:
-    """Return `auto`'s time over the best plan's, the plain loop's, and tuning plus its loop's."""
+    """Return `auto`'s time relative to the best plan, to the plain loop, and to tuning first."""
     best_s = min(row["tuned_s"], row["plain_s"])
     first = row["tune_s"] / row["steps"] + row["tuned_s"]
     return row["live_s"] / best_s, row["live_s"] / row["plain_s"], row["live_s"] / first

@@ -1,8 +1,8 @@
 """Compare the choice of `tune_loader` with the best of all settings.
 
-Three data sets are made on disk: pictures, text files that are cut into tokens, and an iterable one
-of numpy files. The grid has every usable number of workers, ranked by the median time of whole
-epochs in shuffled rounds. The best and the choice then run against each other in fresh rounds,
+Three data sets are made on disk: pictures, text files that are cut into tokens, and numpy files as
+an iterable data set. The grid has every usable number of workers, ranked by the median time of
+epochs in shuffled rounds. The best setting and the chosen one are then compared in fresh rounds,
 because among similar settings the best of some rounds is partly luck. Their workers start several
 times, since each start changes the time by some 5 %.
 All of it runs with torch's own number of threads, then with one, which leaves a core to workers.
@@ -134,7 +134,7 @@ def measured(data: str, threads: int, rounds: int) -> Row:
 def against_grid(
     loader: DataLoader[Any], step: Callable[..., object], chosen: LoaderSettings, rounds: int
 ) -> Row:
-    """Return the best setting of the grid, and its time over the choice's in fresh rounds."""
+    """Return the grid's best setting, and its time divided by the chosen setting's time."""
     is_iterable = isinstance(loader.dataset, IterableDataset)
     most = 0 if is_iterable else Hardware.current().cpu.usable_cores
     grid = dict.fromkeys([chosen, *map(LoaderSettings, range(most + 1))])

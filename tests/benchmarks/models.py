@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def begun(name: str, guided: bool = False) -> tuple[Step, Look]:
-    """Return a fresh notebook with fixed random numbers, and all that its step can reach."""
+    """Return a fresh notebook's step with fixed random numbers, and a look at its models' state."""
     torch.manual_seed(0)
     step = NOTEBOOKS[name](guided)
     return step, look(step)

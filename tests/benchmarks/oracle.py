@@ -2,10 +2,10 @@
 
 For each of sixteen workloads, some of them with steps of 0.1 to 0.5 s, in one run:
 
-1. `tune()` with its defaults, nothing learned before, an empty cache of compiled code;
-2. with another empty cache, the search that a person writes in sixty lines (`_plain_search.py`);
+1. `tune()` with its defaults, nothing learned before, and an empty cache of compiled code;
+2. with another empty cache, a search in sixty lines, as users might write it (`_plain_search.py`);
 3. all combinations of fp32, bf16 (even without hardware for it) or another lower precision, eager
-   or compiled, layout, fused optimizer, engine of matrix products, and threads for short steps.
+   or compiled, layout, fused optimizer, library of matrix products, and threads for short steps.
    First rounds drop plans over twice as slow as baseline. Plans near the best then run against the
    tuned plan, until their ratio is known to 2 %;
 4. interleaved, each on a copy of its own: baseline, the tuned plan, the sixty lines' plan,
@@ -52,8 +52,8 @@ from speedkit_jupyter.step.variants import Variant
 GRID_S, GRID_STEPS, GRID_SIZE = 1.5, 12, 8
 # Other numbers of threads are tried only for steps up to this long.
 SHORT_STEP_S = 0.02
-# At most BEST plans, with over NEAR times the best speed-up, race with the tuned plan until the
-# ratios are KNOWN to this share, for at most RACE_S each, or RACE_STEPS steps if these take longer.
+# At most BEST plans, with over NEAR times the best speed-up, race with the tuned plan until their
+# ratios are known to KNOWN, for at most RACE_S seconds each, or RACE_STEPS steps if that is longer.
 BEST, NEAR, KNOWN, RACE_S, RACE_STEPS = 3, 0.93, 0.02, 6.0, 30
 AGAINST_BEST, AGAINST_OTHERS, TIMES_AS_LONG, COMES_TRUE = 0.97, 0.97, 1.5, 0.9
 
@@ -72,7 +72,7 @@ class FirstRound(Policy):
 
 
 class Race(Policy):
-    """Policy that runs until the tuned plan's ratio to each other is known; checks all plans."""
+    """Policy that runs until the tuned plan's ratios to all plans are known; checks all plans."""
 
     measures_memory = False
 
@@ -98,8 +98,8 @@ def main() -> int:
 
 
 def measured(workload: str) -> Row:
-    """Return the row of a workload. The 2 s for loading libraries and the compiler and measuring
-    the engines count for neither search.
+    """Return the row of a workload. The 2 s of loading libraries and the compiler and of measuring
+    BLAS and oneDNN count for neither search.
     """
     load_all()
     work = made(workload)
@@ -222,7 +222,7 @@ def _fabric(work: Workload, compiles: bool = False) -> Call:
     return lambda: work.step(model, optimizer, fabric.backward)
 
 
-# Code by hand: the library that it needs, and the function that makes the step.
+# Each kind of code by hand has the library that it needs, and a function that makes its step.
 HANDS: dict[str, tuple[str, Callable[[Workload], Call]]] = {
     "torch.compile": ("torch", _torch_compile),
     "Accelerate, bf16": ("accelerate", _accelerate),

@@ -1,4 +1,4 @@
-"""Measure the cost of SpeedKit itself and its panel's delays. Exits 1 if a promise is broken."""
+"""Measure how long SpeedKit itself and its panel take. Exits with 1 if a promise is broken."""
 
 import asyncio
 import statistics
@@ -60,7 +60,7 @@ def printed_by(code: str, times: int) -> list[float]:
 def took(
     name: str, times: list[float], most_s: float, middle: Callable[..., float] = statistics.median
 ) -> bool:
-    """Print the times' middle, least and most, and return whether the middle is below `most_s`."""
+    """Print `middle(times)`, minimum and maximum; return whether the middle is below `most_s`."""
     shown, low, high = (f"{1e3 * one:.0f} ms" for one in (middle(times), min(times), max(times)))
     return said(name, f"{shown}, {low} to {high}", middle(times) < most_s, f"{1e3 * most_s:g} ms")
 
@@ -109,7 +109,7 @@ def measured_step() -> bool:
         for _ in range(10):
             clock.timed(runner.once, CPU)
 
-    # As a user writes it in a cell: the namespace keeps each result until the next one.
+    # The loop as users write it in a cell: the namespace keeps each result until the next one.
     loop = compile("for _ in range(10): out = model(x)", "a loop in a cell", "exec")
 
     def bare() -> None:
@@ -172,7 +172,7 @@ def panel_preview() -> bool:
 def panel_open() -> bool:
     """Time the imports and the first drawing, in fresh processes with IPython and torch.
 
-    The fastest counts, because other programs may have delayed the rest.
+    The fastest process counts, because other programs may have delayed the rest.
     """
     return took("panel, open with torch loaded", printed_by(OPEN, times=9), 0.5, middle=min)
 

@@ -1,8 +1,8 @@
-"""Test if the accuracy check tells wrong plans from right ones.
+"""Test whether the accuracy check tells wrong plans from right ones.
 
-A *planted* variant computes something wrong, and must be called wrong or not checked; neither can
-win. *Honest* cases are nets and loops of every family under right plans, which must not be called
-wrong.
+A *planted* variant computes something wrong. Its verdict must be "wrong" or "not checked", so that
+it can't win. *Honest* cases are nets and loops of every family under right plans, which must not be
+called wrong.
 `--only` takes the cases whose name contains one of the words. Only the check runs, without timing.
 Takes about ten minutes. Exits 1 if a wrong variant could win, or a right one is called wrong.
 """
@@ -27,7 +27,7 @@ from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import variant
 
-# The check ends long before, even on a busy machine.
+# The check ends long before this time, even on a busy machine.
 ENOUGH_S = 120.0
 
 
@@ -87,7 +87,7 @@ def word(record: Record) -> str:
 
 
 def judged(case: Case) -> Iterator[Row]:
-    """Yield a row for each variant, whose `ok` says if the check has judged it as it should."""
+    """Yield a row for each variant, whose `ok` tells whether the case allows the verdict."""
     torch.manual_seed(1)
     step, model, optimizer, words = case.make()
     allowed = ("not checked", *(("wrong",) if case.is_planted else ("exact", "rounding")))

@@ -1,4 +1,4 @@
-"""Compare baseline, `auto` and a plan that `auto` leaves to measuring, on the quickstart's model.
+"""Compare baseline, `auto` and a plan that `auto` only suggests, on the quickstart's model.
 
 Exits 1 if a promise is broken: `auto` reaches 0.98×, and the last plan 1.3× on a CPU with bf16
 units, 0.98× on others.

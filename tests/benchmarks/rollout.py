@@ -2,8 +2,8 @@
 
 Each line has one more part than the line before. Speed is over the plain loop (no_grad, float32),
 from interleaved blocks of steps. Drift is over all steps if the budget allows it, else
-extrapolated. `auto` is the choice of `rollout(tune=True)`. Exits 1 if it drifts by 1 % or more, or
-if its speed at batch 1 is below the goal: 8 on GPUs, 2.5 on CPUs with bf16 units, 1.5 on others.
+extrapolated. `auto` is the choice of `rollout(tune=True)`. Exits 1 if `auto` drifts by 1 % or more,
+or if its speed at batch 1 is below the goal: 8 on GPUs, 2.5 on CPUs with bf16 units, 1.5 on others.
 """
 
 import copy

@@ -4,8 +4,8 @@ Each job runs in a process of its own, with defaults: `tune()`, and `benchmark()
 `baseline,bf16,fused_optimizer`. A stopped run goes on. Exits 1 if a promise is broken: at least
 half of the seconds without compiling are timed steps of rounds; checks take at most the time of 10
 baseline steps and 3 for each variant; the memory beyond the model's own is at most one copy of its
-state for each variant that races at once, the baseline too, one for the user's, and the memory of
-loaded libraries. Needs Linux, for the peak memory.
+state for each variant that races at once and for the baseline, one copy of the user's state, and
+the memory of loaded libraries. Needs Linux, for the peak memory.
 """
 
 import argparse
@@ -53,8 +53,8 @@ def measured(model: str, job: str) -> Row:
 
 
 def child(model: str, job: str) -> Row:
-    """Measure one job, after loading the compiler, measuring this machine's engines and making
-    the optimizer's state.
+    """Measure one job, after loading the compiler, measuring BLAS and oneDNN, and making the
+    optimizer's state.
     """
     load_all()
     torch.manual_seed(0)

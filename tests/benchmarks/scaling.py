@@ -1,12 +1,12 @@
 """Predict the efficiency of ddp, fsdp2 and hybrid on up to 1,024 GPUs, for docs/scaling.md.
 
-`python tests/benchmarks/scaling.py [--tokens 8192]` computes it from assumed rates and measures
-nothing. Efficiency is a step's compute time divided by compute plus exposed communication time.
+`python tests/benchmarks/scaling.py [--tokens 8192]` computes efficiency from assumed rates and
+measures nothing. Efficiency is compute time divided by compute plus exposed communication time.
 
-`--links 2 4` instead measures all-reduces of 1 KiB to 64 MiB between that many processes, with gloo
-on loopback or NCCL between the GPUs here. By least squares of the relative error it fits a ring of
-p processes: seconds = 2 (p - 1) · (alpha + bytes / p · beta). It prints alpha, the bandwidth
-1 / beta, and each size with its fit.
+`--links 2 4` instead measures all-reduces of 1 KiB to 64 MiB between 2 and between 4 processes,
+with gloo on loopback or NCCL between the GPUs here. It fits the time of a ring of p processes,
+2 (p - 1) · (alpha + bytes / p · beta) seconds, by least squares of the relative error. It prints
+alpha, the bandwidth 1 / beta, and each size with its fit.
 """
 
 import json
@@ -33,8 +33,8 @@ NVLINK_S, NVLINK_BETA = 3e-6, 1 / 300e9
 FABRIC_S, FABRIC_BETA = 10e-6, 1 / 40e9
 ON_HOST = 8
 FLOPS = 400e12  # reached, out of 989e12 for bf16 on an H100
-MEMORY_BYTES, SHARE = 80e9, 0.5  # as `distributed` decides
-BUCKET_BYTES = 25 * 2**20  # DDP's own
+MEMORY_BYTES, SHARE = 80e9, 0.5  # as `distributed` assumes
+BUCKET_BYTES = 25 * 2**20  # DDP's default
 STATE_BYTES, WIRE_BYTES = 16, 4  # per parameter: kept, and sent (float32)
 
 
@@ -130,7 +130,7 @@ def measured() -> dict[int, float]:
         while len(times) < repeats:
             dist.barrier()
             times.append(timed(lambda tensor=tensor: dist.all_reduce(tensor))[0])
-            if len(times) == REPEATS[0]:  # all ranks decide alike
+            if len(times) == REPEATS[0]:  # the ranks must agree
                 spent = torch.tensor(time.perf_counter() - begun_s, device=device)
                 dist.all_reduce(spent, dist.ReduceOp.MAX)
                 repeats = int(REPEATS[0] * min(40, max(1, SECONDS_A_SIZE / spent.item())))

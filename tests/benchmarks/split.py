@@ -1,9 +1,9 @@
-"""Compare the parts of a step by `profile()` with the same loops, timed by hand.
+"""Compare the parts of a step by `profile()` with the parts of the same loop, timed by hand.
 
-Six loops: bound by the loader, by synchronizations, by Python, by computing, one that reads every
-row with `.item()`, and a policy that is rolled out. Each is profiled unchanged; before and after
-that, the same loop runs with a stopwatch around every part.
-Prints each part's share by both, and how many times as long a profiled call takes as a plain one.
+Four of six loops are bound by the loader, by synchronizations, by Python or by computing. One reads
+every row with `.item()`, and one rolls out a policy. Each loop is profiled unchanged. Before and
+after that, it runs with a stopwatch around every part.
+Prints each part's share by both methods, and a profiled call's time over a plain call's time.
 Exits 1 if a share is off by more than 5 percentage points, or the parts do not sum to the step.
 """
 
@@ -44,7 +44,7 @@ Stopwatch = Callable[[str], Any]
 class Loop:
     """`run(part)` makes some steps; `part("forward")` surrounds a part that is timed by hand.
 
-    Without `waits`, a loop waits too often for stopwatches: by hand, its waits are in the rest.
+    Without `waits`, a loop waits too often to time each wait by hand, so waits count as the rest.
     """
 
     model: nn.Module
@@ -128,7 +128,7 @@ def _rolled_out(device: str) -> Loop:
 
 
 def loops(device: str) -> Iterator[tuple[str, Loop]]:
-    """Yield each loop with its name, with fixed random numbers."""
+    """Yield the name of each loop and the loop, made with fixed random numbers."""
     torch.manual_seed(0)
     slow, few = (DataLoader(Pictures(64, smoothed), 16) for smoothed in (4, 0))
     text = [(torch.randint(500, (8, 64)), torch.randint(500, (8, 64))) for _ in range(4)]

@@ -3,8 +3,8 @@
 One small recurrent network over a sequence of 100 is compared with itself (A/A), and with itself
 over sequences that are 1, 2, 5, 10 and 20 % longer, by four protocols in one run: `benchmark()`;
 two `%timeit` averages; two medians of torch.utils.benchmark's Timer; two plain loops. A protocol
-"cries" if it says that the second is faster or slower. For the three that give only a number, that
-is a difference of more than 1 %, the band in which `benchmark()` says "same".
+"cries" if it calls the second network faster or slower. Three protocols give only a number: they
+cry at a difference of more than 1 %, because `benchmark()` says "same" within 1 %.
 A cycle takes about a minute; a stopped run goes on. `--load busy` runs two other processes in
 bursts. Exits 1 if a promise is broken.
 """
@@ -24,7 +24,7 @@ from torch import nn
 
 from speedkit_jupyter import benchmark
 
-LENGTH = 100  # of the sequence, so that one more is 1 %
+LENGTH = 100  # of the sequence, so one more element is 1 %
 PLANTED = (0, 1, 2, 5, 10, 20)
 PLANTED_FOR_OTHERS = (0, 2, 5)
 # Budgets in seconds: 2 for A/A, the default for the rest.
@@ -127,7 +127,7 @@ def timer(step: Callable[[], None]) -> float:
 
 
 def loops(step: Callable[[], None]) -> float:
-    """Return the mean of a plain loop of 100 steps after 10 for warming up."""
+    """Return the mean seconds of 100 steps in a plain loop, after 10 steps for warming up."""
     for _ in range(10):
         step()
     return timed(lambda: [step() for _ in range(100)])[0] / 100
@@ -164,7 +164,7 @@ def _cells(protocol: str, planted: int, found: list[Row]) -> list[str]:
             f"{pairs:.0f}", f"{rounds_s:.1f} s", f"{all_s:.1f} s"]  # fmt: skip
 
 
-# The planted slow-downs, the wrong words about them, and the share of runs that may say these.
+# Each promise has planted slow-downs, wrong words, and the share of runs that may say the words.
 PROMISES = {
     "A/A cries": ((0,), ("faster", "slower"), 0.05),
     "a wrong sign": (PLANTED[1:], ("faster",), 0.005),
@@ -174,7 +174,7 @@ PROMISES = {
 
 
 def broken(found: list[Row]) -> list[str]:
-    """Return the broken promises: the whole binomial interval is above the promised share."""
+    """Return promises whose binomial interval is entirely above the promised share."""
     problems = []
     for name, (planted, words, most) in PROMISES.items():
         ours = (one for one in found if one["protocol"] == "speedbench")

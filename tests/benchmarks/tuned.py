@@ -1,7 +1,7 @@
 """Time the plans of `tune()` and of a search in sixty lines of torch next to the plain model.
 
 `tune()` has its defaults and nothing learned before. NAME is a workload of `_workloads.py`; by
-default all that are large enough for a GPU.
+default, two workloads that are large enough for a GPU are timed.
 """
 
 import sys

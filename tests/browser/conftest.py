@@ -87,7 +87,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         process.wait()
 
 
-@pytest.fixture(scope="module")  # its event loop runs as long; pages share a cache
+@pytest.fixture(scope="module")  # its event loop runs until the fixture ends; pages share a cache
 def chromium() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     found = next(filter(None, map(shutil.which, NAMES)), None)
@@ -102,7 +102,7 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Any]]:
     """Return a function that writes, opens and runs a notebook of `cells`, and returns its page."""
-    import nbformat  # takes seconds, even if tests are only collected
+    import nbformat  # here, because importing it takes seconds
 
     pages = []
 
@@ -111,7 +111,7 @@ def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Any]]:
         page.set_viewport_size({"width": width, "height": height})
         pages.append(page)
         page.set_default_timeout(LONG_MS)
-        # A name and a workspace of its own: otherwise an old kernel or old tabs come back.
+        # Each notebook has its own name and workspace; else an old kernel or old tabs come back.
         name = secrets.token_hex(4)
         notebook = nbformat.v4.new_notebook(
             cells=[nbformat.v4.new_code_cell(one) for one in cells],

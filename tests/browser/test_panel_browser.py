@@ -70,7 +70,7 @@ class Page:
         return self.panel.get_by_role("button", name=re.compile(rf"\W*{name}$"))
 
     def option(self, label: str, word: str) -> Any:
-        """Return the button for a word of the control with this label."""
+        """Return the button `word` of the control that has this label."""
         found, has = self.panel.locator(".widget-toggle-buttons"), self.page.get_by_text
         row = found.filter(has=has(label, exact=True))
         return row.get_by_role("button", name=word, exact=True)
@@ -79,7 +79,7 @@ class Page:
         self.expect(self.panel).to_contain_text(text)
 
     def ask(self, source: str, answer: str) -> None:
-        """Run a new last cell; it must print `answer`."""
+        """Print the value of `source` in a new last cell; assert that `answer` appears there."""
         self.asked += 1
         mark = f"answer {self.asked}:"
         self.page.evaluate(
@@ -100,7 +100,7 @@ class Page:
 
 @pytest.fixture
 def opened(open_notebook):
-    """Return a function that opens a page with a panel; with `long`, it measures for minutes."""
+    """Return a function that opens a page with a panel; if `long`, measuring takes minutes."""
 
     def go(long: bool = False, width: int = 1200) -> Page:
         panel = PANEL.format("slow_step", 600) if long else PANEL.format("train_step", 4)
@@ -185,7 +185,7 @@ def test_the_picture_in_the_readme_is_of_this_panel(open_notebook):
 
 
 MAGIC = "%speedkit panel model --step train_step"
-# Widths of the panel and of its reasons, and counts of wrapped and cut elements, once it is drawn.
+# Widths of the panel and its reasons, and counts of wrapped and cut elements; null until drawn.
 LOOKS = """() => {
   const panel = document.querySelector('.speedkit-panel');
   const tables = [...panel.querySelectorAll('table')];

@@ -1,4 +1,4 @@
-"""The contract of every optimization in the catalog."""
+"""Check that every optimization in the catalog keeps the catalog's contract."""
 
 import itertools
 from dataclasses import replace
@@ -22,7 +22,7 @@ every = pytest.mark.parametrize("optimization", CATALOG, ids=lambda one: one.nam
 
 
 def here(optimization) -> tuple:
-    """Return a network and optimizers that the entry changes, and a value that does so, or None."""
+    """Return a network, optimizers, and a value that changes them; None if no value does."""
     plain, (model, optimizer) = Hardware.from_json("cpu"), network()
     for predicts, optimizers in ((False, [optimizer]), (True, [])):  # training, then inference
         model.train(not predicts)

@@ -21,7 +21,7 @@ def test_gradients_and_optimizer_state_have_the_layout_of_their_weight(fused, ha
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, eps=1e-3, fused=fused)
     config = SpeedConfig(channels_last=True, fused_optimizer=False, precision="fp32")
     weight = model[0].weight
-    for _ in range(2):  # the second plan finds an existing state
+    for _ in range(2):  # the second plan finds existing optimizer state
         with apply_speedups(model, config, optimizer=optimizer if handed_over else None)[1]:
             model(torch.rand(2, 3, 5, 5)).pow(2).mean().backward()
             optimizer.step()
@@ -41,7 +41,7 @@ def test_results_of_the_model_are_contiguous_and_weights_can_be_trained_as_witho
 
 def test_memory_that_is_shared_stays_shared():
     model = nn.Sequential(*(nn.Conv2d(3, 3, 3) for _ in range(5)))
-    model[1].weight = nn.Parameter(model[0].weight.detach())  # one memory, two parameters
+    model[1].weight = nn.Parameter(model[0].weight.detach())  # two parameters in one memory
     model[2].share_memory()  # as for training in several processes
     flat = torch.zeros(200)
     model[3].weight.data = flat[:81].view(3, 3, 3, 3)

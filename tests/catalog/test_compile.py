@@ -1,4 +1,4 @@
-"""compile: torch.compile in place."""
+"""compile: torch.compile compiles the user's model in place."""
 
 import copy
 import platform
@@ -29,7 +29,7 @@ class Own(nn.Module):
 
 
 class Broken(Own):
-    """Breaks its graph, which fullgraph=True forbids."""
+    """Model that breaks its graph, which fullgraph=True forbids."""
 
     def forward(self, x):
         torch._dynamo.graph_break()
@@ -152,7 +152,7 @@ def test_models_share_no_knowledge_of_changing_sizes():
 
 
 class Force(Own):
-    """Returns the gradient of a potential, which can itself be differentiated."""
+    """Model that returns a potential's gradient, which can itself be differentiated."""
 
     def forward(self, x):
         x = x.detach().requires_grad_()

@@ -91,7 +91,7 @@ def test_what_cannot_be_sent_is_compiled_in_the_loop():
 
 
 def sleeps(process: psutil.Process) -> bool:
-    """Return whether this is a process that these tests started and that still runs."""
+    """Return whether a process runs the sleeping program of these tests."""
     with contextlib.suppress(psutil.Error):
         return ASLEEP in process.cmdline()
     return False

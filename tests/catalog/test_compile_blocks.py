@@ -60,7 +60,7 @@ MAKES = {
     "sequences": lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU()),
 }
 X = torch.ones(2, 3)
-# In newer torch each call of torch.compile has its own limit, and bound methods share code.
+# In newer torch, each torch.compile call has its own recompile limit; bound methods share code.
 HAS_LIMITS = "recompile_limit" in signature(torch.compile).parameters
 
 
@@ -208,7 +208,7 @@ class Residual(nn.Module):
 
 
 class Decoding(nn.Module):
-    """Block with two attentions of one class, which are not repeated blocks of a model."""
+    """Block with two attention modules of one class, which don't count as repeated blocks."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""cuda_graphs: recorded calls, and calls that run as usual; on CPUs a stand-in records."""
+"""cuda_graphs records calls or lets them run as usual; on CPUs, a stand-in records them."""
 
 from dataclasses import replace
 
@@ -73,7 +73,7 @@ class Net(nn.Module):
 
 
 class Swapping(Net):
-    """Exchanges a buffer and another tensor in each call."""
+    """Model that exchanges a buffer with another tensor in each call."""
 
     other = torch.zeros(8)
 
@@ -83,7 +83,7 @@ class Swapping(Net):
 
 
 def trained(on):
-    """Train in both modes with accumulated gradients; return results, gradients and the state."""
+    """Train in train and eval mode, with graphs if `on`; return results, gradients and state."""
     torch.manual_seed(0)
     model, kept = Net(), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=0.1)

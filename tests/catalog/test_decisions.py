@@ -1,4 +1,4 @@
-"""The decisions of each entry, by tables: declined, by rule, by request, and as code."""
+"""Check tables of decisions: declined requests, values by rule or request, and code."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"precision": "bf16"}, "cpu", cpu(dtypes=("complex64",)), "autocast only lowers float32"),
 ]
 
-# Entry, machine, facts; the value by rule, and the offered value.
+# A row has an entry, a machine, facts, the value by rule, and the value offered for measuring.
 BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
     ("cuda_graphs", "a100", SMALL, False, None),
     ("inference", "cpu", cpu(training=False), False, None),

@@ -14,7 +14,7 @@ def test_what_follows_is_decided_for_the_new_device(hardware):
     assert plan(SpeedConfig(), hardware("t4"), Facts(parameters=1))["precision"].value == "fp16"
 
 
-# `torch.cuda.get_arch_list()` of wheels.
+# Results of `torch.cuda.get_arch_list()` in torch's wheels.
 WHEELS = {
     "2.11.0+cu128": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120",
     "2.11.0+cu126": "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90",

@@ -1,4 +1,4 @@
-"""fused_optimizer: existing optimizers switched in place."""
+"""fused_optimizer: existing optimizers are switched in place."""
 
 import copy
 from functools import partial
@@ -130,7 +130,7 @@ def test_a_state_that_an_optimizer_of_later_saves_is_as_without_a_plan():
 
 
 def parts():
-    """Return a model with a sparse embedding, the embedding's optimizer, and the dense layer's."""
+    """Return a model with a sparse embedding, its optimizer, and the dense layer's optimizer."""
     model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2))
     sparse = torch.optim.SparseAdam(list(model[0].parameters()))
     return model, sparse, torch.optim.AdamW(model[1].parameters())

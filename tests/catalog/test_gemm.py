@@ -38,7 +38,7 @@ def by_onednn(monkeypatch) -> list[torch.Size]:
 
 @pytest.fixture
 def onednn(monkeypatch):
-    """Put oneDNN in force for products of every size, so that small ones test it."""
+    """Let oneDNN compute products of every size, so that tests can use small matrices."""
     monkeypatch.setattr(gemm_rates, "LEAST_PRODUCT", 1)
     gemm_rates.use(gemm_rates.ONEDNN)
     yield
@@ -81,7 +81,7 @@ def test_by_request_on_a_machine_that_was_never_measured_it_is_measured_first(mo
 
 
 def test_it_acts_until_restored_and_training_is_the_same_within_rounding(monkeypatch, by_onednn):
-    monkeypatch.setattr(entry, "_require_onednn", lambda: None)  # whatever is measured
+    monkeypatch.setattr(entry, "_require_onednn", lambda: None)  # accept any rates
 
     def trained(config: SpeedConfig) -> tuple[list[torch.Tensor], str]:
         torch.manual_seed(0)

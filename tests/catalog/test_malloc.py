@@ -29,12 +29,12 @@ def test_large_tensors_come_from_the_system_once_and_go_back_when_the_plan_is_re
     model = nn.Linear(2, 2)
     with heap.kept():
         pass
-    heap.occupy_free_addresses()  # which other tests have left in the heap
+    heap.occupy_free_addresses()  # other tests leave some in the heap
     assert faulted_bytes() > 8 * LARGE_BYTES
     with apply_speedups(model, SpeedConfig(malloc=True).alone())[1] as context:
         assert context.plan["malloc"].active
         assert flags.snapshot()["malloc.keep"]
-        # Small tensors may first take places of freed large ones, so the least counts.
+        # At first, small tensors may take the places of freed large ones, so the minimum counts.
         assert min(faulted_bytes() for _ in range(5)) < LARGE_BYTES
         held = psutil.Process().memory_info().rss
     assert not flags.snapshot()["malloc.keep"]
@@ -46,7 +46,7 @@ def test_what_was_kept_is_hidden_from_steps_of_plans_that_keep_nothing():
     with heap.kept():
         every = [torch.empty(LARGE_BYTES).fill_(1) for _ in range(4)]
         every.sort(key=torch.Tensor.data_ptr)
-        del every[:2]  # a hole below the others
+        del every[:2]  # leaves a hole below the other two
     heap.occupy_free_addresses()
     assert faulted_bytes() > 9 * LARGE_BYTES
     with heap.kept():

@@ -1,4 +1,4 @@
-"""A user's function as an entry of the catalog: added at run time, it works like all others."""
+"""A user's function that is added to the catalog at run time works like every other entry."""
 
 import copy
 import io
@@ -27,7 +27,7 @@ NAME = "my_layernorm"
 def by_hand(module: nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
     """Normalize by hand.
 
-    More is not said in tables.
+    Tables show only the first line.
     """
     x = x - x.mean(-1, keepdim=True)
     x = x * (x.square().mean(-1, keepdim=True) + module.eps).rsqrt()
@@ -36,7 +36,7 @@ def by_hand(module: nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def added() -> Iterator[Callable[..., Any]]:
-    """Yield a function that registers another under NAME; remove that entry at the end."""
+    """Yield a function that registers its argument under NAME; remove the entry at the end."""
     yield lambda function=by_hand: optimization(NAME, replaces=nn.LayerNorm)(function)
     custom.forget(NAME)
 

@@ -191,7 +191,7 @@ def test_dynamo_follows_the_plan_that_is_in_force():
 
 
 class Adapted(nn.Module):
-    """Frozen layer, large enough that its cast weight is kept, next to a trained layer."""
+    """Model of a trained layer and a frozen layer, large enough that its cast weight is kept."""
 
     def __init__(self):
         super().__init__()

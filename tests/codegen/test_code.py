@@ -1,4 +1,4 @@
-"""A plan as code: its text, and that it does without SpeedKit what the plan does."""
+"""Check the text of generated code, and that it does without SpeedKit what its plan does."""
 
 import copy
 import itertools
@@ -21,7 +21,7 @@ every_machine = pytest.mark.parametrize("machine", MACHINES)
 
 
 def plans(machine: str):
-    """Yield the auto plan, and plans for every candidate, with the rules and alone."""
+    """Yield auto plans, plans of single values (with auto options and alone), and combinations."""
     hardware = Hardware.from_json(machine)
     device = hardware.accelerators[0].kind if hardware.accelerators else "cpu"
     there = FACTS.moved(device)

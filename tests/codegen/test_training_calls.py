@@ -1,4 +1,4 @@
-"""The loop that apply prints and generated code call every kind of model with its own arguments."""
+"""Printed loops and generated code call every kind of model with the arguments that it takes."""
 
 import copy
 from collections import UserDict
@@ -38,7 +38,7 @@ def transformer(self, left=None, labels=None):
 
 
 class Wrapper(nn.Module):
-    """Passes all arguments on, as DistributedDataParallel does."""
+    """Wrapper that passes all arguments on, like DistributedDataParallel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ FORWARDS = {
     "plain": lambda self, x: self.layer(x),
     "several": lambda self, left, right, scale=1.0: self.layer(left + right) * scale,
     "keywords": lambda self, *, left, right: self.layer(left + right),
-    "nothing": lambda self: self.layer(torch.ones(8, 4)),  # it learns its output
+    "nothing": lambda self: self.layer(torch.ones(8, 4)),  # no input
     "labelled": lambda self, left, labels=None: {"loss": loss_of(self, left, labels)},
     "headless": lambda self, left=None, mask=None: self.layer(left),  # the loss is the user's
 }
@@ -121,7 +121,7 @@ def trained(model: nn.Module, held: dict, text: str, arguments: list) -> list:
 
 
 def in_three_ways(shape: Shape, optimizers: str, **config) -> list[list]:
-    """Train a loop under a plan, the plan's code, and the loop alone; return the numbers."""
+    """Train by the loop under a plan, the plan's code, and the loop alone; return all results."""
     arguments = [given()[one] for one in shape.given]
     arguments += [nn.functional.mse_loss] if shape.given[-1] == "y" else []
     models = [made(shape) for _ in range(3)]
@@ -147,7 +147,7 @@ def test_the_code_of_a_plan_computes_the_same_bits_as_the_plan(shape, optimizers
 
 
 class Attending(nn.Module):
-    """Convolution and attention, with a record of torch's flags in each call."""
+    """Model of a convolution and attention that records torch's flags in each call."""
 
     seen: list = []
 
@@ -199,7 +199,7 @@ def test_a_batch_is_moved_whatever_its_form(shape):
     names = {word: everything[shape.given[0]], "targets": everything["y"], "torch": torch}
     names["tree_map_only"] = tree_map_only
     if call.inputs == "**batch":
-        names["batch"] = UserDict(names["batch"])  # as a batch of transformers
+        names["batch"] = UserDict(names["batch"])  # like a batch from the transformers library
     exec("\n".join(call.moved(".double()", trains=True)), names)
     moved = [names[word]] if call.own_loss else [names[word], names["targets"]]
     assert {one.dtype for one in tree_leaves(moved)} == {torch.float64}

@@ -25,7 +25,7 @@ def test_an_error_and_ctrl_c_leave_everything_as_before(fail, at):
         if calls.qsize() == at:
             fail()
 
-    # An error in the first calls, the user's own step, is raised. A variant's is in the result.
+    # The first calls run the plain step and raise its error; a variant's error is in the result.
     with contextlib.suppress(ZeroDivisionError, KeyboardInterrupt):
         benchmark(lambda: training.step(between), VARIANTS, budget_s=2)
     assert calls.qsize() >= at

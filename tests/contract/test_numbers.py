@@ -22,7 +22,7 @@ STEP_S, RUNS = 0.01, 200
 
 
 class Drawn:
-    """A variant that runs nothing; the times of its blocks are drawn as on a noisy machine."""
+    """A variant that runs nothing; its block times are random, as on a noisy machine."""
 
     def __init__(self, name: str, noise: Callable[[], float]) -> None:
         self.record, self.step_s, self.fastest_s, self.worst_s = Record(name), *[STEP_S] * 3
@@ -30,19 +30,19 @@ class Drawn:
 
 
 class Drawing(Sampler):
-    """The real sampler, with drawn times of blocks."""
+    """The real sampler, with random block times in place of measured times."""
 
     def _block(self, runner: Any) -> tuple[float, float]:
         return STEP_S * runner.noise(), 0.0
 
 
 def called_other(variants: int, seed: int) -> list[str]:
-    """Return the names of the variants that a run calls faster or slower; all are equal."""
+    """Return the variants that a run wrongly calls faster or slower: all are equally fast."""
     order = random.Random(seed)
     speed, now_s = 1.0, 0.0
 
     def noise() -> float:
-        """Return a factor with drift and heavy tails, and advance the clock by the block."""
+        """Return a factor with drift and heavy tails, and advance the clock by the block's time."""
         nonlocal speed, now_s
         speed *= math.exp(order.gauss(0, 0.02))
         tail = order.gauss(0, 1) / max(abs(order.gauss(0, 1)), 0.05)

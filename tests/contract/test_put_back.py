@@ -181,7 +181,7 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
 
 
 def measured(cases: list[tuple[str, str, str]]) -> Iterator[tuple[str, Any, Any]]:
-    """Measure one step that runs all `cases`; yield each with its probe before and after."""
+    """Measure a step that runs all `cases`; yield each case's step and probe before and after."""
     step_names: dict[str, Any] = {"__name__": "__main__"}
     exec(PRELUDE, step_names)
     each = []

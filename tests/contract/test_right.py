@@ -10,7 +10,7 @@ from torch import nn
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.comparison import Comparison, Record
 
-# A plan that changes no result of this net. The step detects it, and goes wrong only then.
+# This plan changes no result of the net. The step detects the plan, and is wrong only under it.
 PLAN = "sdpa:math"
 RIGHT, WRONG = ("exact", "rounding"), ("wrong", "not checked")
 

@@ -31,7 +31,7 @@ native: Any = cpp_extension.load(
 
 
 def reset(kernel_s: float = 1e-6, limit: int = 2**30, nap: object = time.sleep) -> None:
-    """Set the seconds of a kernel, the bytes of memory, and how waiting passes the time."""
+    """Set the seconds of a kernel, the memory in bytes, and the function that is called to wait."""
     native.synchronize()
     native.set(nap, kernel_s, limit)
 

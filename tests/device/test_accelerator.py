@@ -112,7 +112,7 @@ def test_the_documented_loop_trains_at_every_precision(precision, make):
     plain |= dict.fromkeys(("fused_optimizer", "channels_last"), False)
     for config in (plain, {"precision": precision}):
         made = Training()
-        made.model[3].p = 0.0  # other layouts draw other masks
+        made.model[3].p = 0.0  # other layouts draw other dropout masks
         made.optimizer = make(made.model.parameters(), lr=3e-3)
         config = SpeedConfig(compile=False, **config)
         with apply_speedups(made.model, config, optimizer=made.optimizer)[1] as context:
@@ -146,7 +146,7 @@ def test_random_numbers_come_back_whether_the_kind_is_known_or_not(training, mon
 
 @pytest.fixture
 def late(sim, made_time):
-    """Make kernels take KERNEL_S on the simulated clock as soon as code waits for them."""
+    """Make a kernel take KERNEL_S, which pass on the simulated clock when code waits for it."""
     sim.reset(KERNEL_S, nap=made_time.sleep)
     return made_time
 

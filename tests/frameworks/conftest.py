@@ -82,7 +82,7 @@ class Look:
 
 
 def _parts(found: Any) -> dict[Any, Any]:
-    """Return what an object holds, by name or number."""
+    """Return the items or attributes of an object, by name or number."""
     if isinstance(found, dict):
         named = enumerate(found.items())
         return {key if isinstance(key, str) else number: value for number, (key, value) in named}
@@ -106,7 +106,7 @@ def _same(one: Any, other: Any) -> bool:
 
 @pytest.fixture
 def look() -> type[Look]:
-    """Return Look: `before = look(model)`, and later `before.changes(look(model))`."""
+    """Return the class Look: `before = look(model)`, later `before.changes(look(model))`."""
     return Look
 
 

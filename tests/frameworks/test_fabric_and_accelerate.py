@@ -1,4 +1,4 @@
-"""Accelerate's and Fabric's models, optimizers, schedulers and loaders, from end to end."""
+"""Plans and measurements of models and optimizers that Accelerate or Fabric prepared."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,4 +1,4 @@
-"""transformers' Trainer and Lightning's, which make their optimizers inside `train` and `fit`."""
+"""The Trainers of transformers and Lightning, which make optimizers in `train` and `fit`."""
 
 import pytest
 import torch
@@ -29,11 +29,11 @@ def trainer(tmp_path):
 
 
 def made(folder, **given):
-    """Return a Trainer of a small Llama that counts its steps in a callback."""
+    """Return a Trainer for a small Llama, with a callback that counts steps."""
     import transformers
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(reset_partial_state=True)  # it keeps one Trainer's precision
+    AcceleratorState._reset_state(reset_partial_state=True)  # it keeps a Trainer's precision
 
     class Counting(transformers.TrainerCallback):
         steps = 0
@@ -209,7 +209,7 @@ def test_other_batch_sizes_are_right_where_an_update_has_the_same_gradients(
     trainer.train_dataset = rows
     (larger,) = advising.other_parts(trainer.args)
     assert [*larger.values()] == [8, 1]
-    torch.manual_seed(0)  # the Trainer draws its order with it
+    torch.manual_seed(0)  # it decides the order of the samples
     accuracy = advising.same_update(trainer, larger, lambda: torch.manual_seed(0))
     assert accuracy.verdict == verdict, accuracy
     assert all(one.grad is None for one in trainer.model.parameters())

@@ -1,4 +1,4 @@
-"""Compiled code: its folder's owner and size, and kernels that are built into one library."""
+"""Check the folder of compiled code (owner, modes, size) and the joining of kernel libraries."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ MODEL = nn.Linear(2, 2)
 
 @pytest.fixture
 def unset() -> Iterator[pytest.MonkeyPatch]:
-    """Remove the user's choice of a folder."""
+    """Unset the variable with the user's choice of a folder; yield the patch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(compile_cache.FOLDER, raising=False)
         compile_cache._warn_once.cache_clear()
@@ -81,7 +81,7 @@ def test_a_folder_that_others_can_write_to_is_refused_in_a_line(unset, which, mo
 
 @pytest.mark.parametrize("name", ["a b", "it's", 'a"b', "a\\b", "a\nb"])
 def test_code_is_kept_where_a_cxx_compiler_can_be_told_of_it(unset, tmp_path, name) -> None:
-    for variable in ("HOME", "XDG_CACHE_HOME"):  # macOS', Linux'
+    for variable in ("HOME", "XDG_CACHE_HOME"):  # for macOS and Linux
         unset.setenv(variable, str(tmp_path / "home"))
     unset.setenv("SPEEDKIT_DATA", str(tmp_path / name))
     first = compile_cache.prepare()
@@ -130,7 +130,7 @@ def test_a_folder_of_another_user_or_without_programs_is_refused(unset, name, fa
     ("module", "name", "value"),
     [
         (torch, "__version__", "9.9"),
-        (torch.backends.cpu, "get_cpu_capability", lambda: "none"),  # ATEN_CPU_CAPABILITY
+        (torch.backends.cpu, "get_cpu_capability", lambda: "none"),  # from ATEN_CPU_CAPABILITY
     ],
 )
 def test_another_torch_or_set_of_instructions_has_another_folder(unset, module, name, value):
@@ -198,7 +198,7 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
 def libraries(tmp_path, monkeypatch):
     """Yield a function that counts the libraries of kernels built in this test."""
     monkeypatch.setenv(compile_cache.FOLDER, str(tmp_path))
-    torch_private.forget_builds()  # of other tests, or the same kernels would not be built again
+    torch_private.forget_builds()  # else kernels that other tests built are reused
     yield lambda: len([*Path(tmp_path).rglob("*.main.so")])
     torch._dynamo.reset()
 

@@ -1,4 +1,4 @@
-"""The table of device kinds: what follows from an entry."""
+"""Each entry in the table of device kinds can be asked for, detected and planned for."""
 
 from types import SimpleNamespace
 
@@ -41,7 +41,7 @@ def test_a_cpu_is_no_kind_of_accelerator_and_never_awaited():
     devices.synchronize(torch.device("cpu"))
 
 
-# The answers of torch's modules; CUDA's are in test_recorded_answers.py.
+# Answers of torch.mps and torch.xpu; test_recorded_answers.py has those of torch.cuda.
 ANSWERS = {
     "mps": {"recommended_max_memory": 2**34},
     "xpu": {

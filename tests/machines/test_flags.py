@@ -14,7 +14,7 @@ from speedkit_jupyter.machines.flags import OverrideStack
 
 pytestmark = pytest.mark.usefixtures("changing_flags")
 
-# For each flag other values than torch's own, set in the way that a user would.
+# Each flag's setter, as a user would call it, and values other than torch's own.
 OTHER_VALUES: dict[str, tuple[Callable[[Any], None], tuple[Any, ...]]] = {
     **{name: (flag.write, flag.others) for name, flag in flags.all_flags().items()},
     "float32_matmul_precision": (torch.set_float32_matmul_precision, ("high", "medium")),
@@ -72,7 +72,7 @@ INDEPENDENT = ("num_threads", "default_dtype", "sdp.flash", "cudnn.benchmark")
 wishes = st.dictionaries(st.sampled_from(INDEPENDENT), st.integers(0, 2), min_size=1).map(
     lambda wish: {n: OTHER_VALUES[n][1][i % len(OTHER_VALUES[n][1])] for n, i in wish.items()}
 )
-# A dict is pushed; a number says which of the layers still applied is popped.
+# A dict is pushed as a layer; a number selects the applied layer that is popped.
 moves = st.lists(wishes | st.integers(0, 9), max_size=12)
 
 

@@ -50,7 +50,7 @@ def outcome(reader: Callable[[], Any]) -> Any:
 
 
 def visible() -> dict[str, Any]:
-    """Return the values of torch's public getters, and of the internal ones below them."""
+    """Return the values of torch's public getters, and of the internal getters below them."""
     keys = [(one, two) for one in ("cuda", "mkldnn") for two in ("all", "matmul", "conv", "rnn")]
     return {
         **{str(key): torch._C._get_fp32_precision_getter(*key) for key in keys},

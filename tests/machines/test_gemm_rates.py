@@ -1,4 +1,4 @@
-"""The rate of each library here is measured once, in a process of its own, and kept."""
+"""The rates of matrix products by BLAS and oneDNN are measured once, in a child process."""
 
 import pytest
 

@@ -59,7 +59,7 @@ def test_a_wrong_file_names_itself_and_the_mistake(tmp_path: Path, text: str, me
     assert message in str(caught.value)
 
 
-# Tensor Cores, bf16, TF32
+# Whether a GPU has Tensor Cores, bf16 and TF32.
 UNITS = {
     "p100": (False, False, False), "v100": (True, False, False), "t4": (True, False, False),
     "gtx1660": (False, False, False), "a100": (True, True, True), "mi300x": (False, True, False),

@@ -1,4 +1,4 @@
-"""SPEEDKIT_HARDWARE: plans are made as for another machine, and reports say so."""
+"""With SPEEDKIT_HARDWARE, plans are made as for another machine, and reports say so."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A plain IPython shell for each test, and a real kernel for tests that need one."""
+"""Provide an IPython shell that is cleared after each test, and a real kernel."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def _shell() -> Any:
 
 
 class Shell:
-    """Runs cells and returns their output."""
+    """Wrapper of IPython's shell that runs cells and returns their output."""
 
     def __init__(self, ip: Any) -> None:
         self.ip = ip
@@ -84,7 +84,7 @@ def shell(loaded_shell: Shell) -> Shell:
 
 @pytest.fixture
 def seen(shell: Shell) -> Callable[[], list[Any]]:
-    """Return a function that empties the cells' queue `seen`; measurements don't restore queues."""
+    """Return a function that takes all items from the queue `seen`, which cells fill."""
     queue = shell.names["seen"] = SimpleQueue[Any]()
     return lambda: [queue.get_nowait() for _ in range(queue.qsize())]
 
@@ -143,7 +143,7 @@ class Kernel:
         self.manager.interrupt_kernel()
 
     def _next(self, timeout: float) -> bool:
-        """Take one message of the running cell; false once the cell is done."""
+        """Read one message of the kernel; return False once the running cell is done."""
         message = self._client.get_iopub_msg(timeout=timeout)
         if message["parent_header"].get("msg_id") != self._id:
             return True

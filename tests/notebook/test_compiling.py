@@ -1,4 +1,4 @@
-"""Messages about torch.compile after a cell, with the line and the remedy; training goes on."""
+"""Messages about torch.compile after a cell name the line and the remedy; training goes on."""
 
 import re
 import sys
@@ -40,7 +40,7 @@ PLAN = "%speedkit apply model --compile true --compile-backend eager --compile-d
 
 @pytest.fixture
 def cells(loaded_shell, monkeypatch):
-    """Yield a shell with a network, nothing compiled, and an empty record of compilations."""
+    """Yield a shell with a class of networks, nothing compiled, and an empty compile record."""
     torch._dynamo.reset()
     monkeypatch.setitem(sys.modules, "__main__", loaded_shell.ip.user_module)  # as in a kernel
     monkeypatch.setenv("COLUMNS", "500")
@@ -49,7 +49,7 @@ def cells(loaded_shell, monkeypatch):
     session_record().frames = session_record().graphs = 0
     session_record().findings.clear()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own warnings of the same
+        warnings.simplefilter("ignore")  # torch warns of the same problems
         loaded_shell.run(SETUP)
         yield loaded_shell
     torch._dynamo.reset()

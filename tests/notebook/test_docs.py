@@ -14,7 +14,7 @@ from speedkit_jupyter.report.verdicts import PAGES
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGE_FILES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-# Measurements get a second, because no test reads their results.
+# Each measurement gets a budget of one second, because no test reads its result.
 BUDGETS = (
     (re.compile(r"\btune=True"), "tune=True, budget_s=1"),
     (re.compile(r"\b500\b"), "50"),
@@ -66,7 +66,7 @@ inputs = {"input_ids": torch.ones(1, 4, dtype=torch.long)}
 
 
 def prose(path: Path) -> list[str]:
-    """Return the sentences of a page, without code, tables, headings and links' targets."""
+    """Return the sentences of a page, without code, tables, headings and link targets."""
     text = re.sub(r"(?s)```.*?```|<!--.*?-->", "\n\n", path.read_text(encoding="utf-8"))
     lines = [line for line in text.splitlines() if not line.startswith(("|", "#"))]
     text = re.sub(r"\]\([^)]*\)", "]", "\n".join(lines))
@@ -123,7 +123,7 @@ def test_other_text_has_no_link(site, text):
 
 
 def test_only_the_packages_metadata_name_addresses_of_the_project():
-    """Allow addresses in `[project.urls]` only, so that no link leads to a missing page."""
+    """Allow the project's addresses only in pyproject.toml, so no link leads to a missing page."""
     project = re.compile(r"https?://[\w./-]*speedkit[\w-]*[./]")
     files = [path for path in ROOT.glob("*.*") if path.is_file() and path.name != "pyproject.toml"]
     for folder in ("docs", "notebooks", "configs", "speedkit_jupyter", ".github"):

@@ -1,4 +1,4 @@
-"""Environment variables: a wrong value gives one line with the allowed values; verbosity."""
+"""Check one-line errors for wrong values of environment variables, and the verbosity."""
 
 import logging
 import re
@@ -33,7 +33,7 @@ def test_it_does_so_for_every_variable(fresh, monkeypatch, variable):
         monkeypatch.setenv(variable, word)
         says(str(fresh.fails("%speedkit")), variable, word)
     monkeypatch.delenv(variable)
-    assert fresh.run("%speedkit")  # and works once it is right
+    assert fresh.run("%speedkit")  # works once the wrong value is gone
 
 
 def test_one_that_is_set_in_a_session_counts_and_a_plan_can_still_be_undone(fresh, monkeypatch):

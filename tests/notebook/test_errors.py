@@ -1,4 +1,4 @@
-"""A wrong line gets a line as its answer: see `errors.txt`, which `--regenerate-plans` rewrites."""
+"""Wrong lines get one-line errors: those in `errors.txt`, which `--regenerate-plans` rewrites."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def answer(shell, line: str) -> str:
     error = result.error_in_exec or result.error_before_exec
     assert isinstance(error, UsageError), (line, error)
     assert len(str(error).splitlines()) == 1
-    text = str(error)  # of a long answer, such as a list, the beginning is enough
+    text = str(error)  # the beginning of a long answer, such as a list, is enough
     return text if len(text) <= LONG else f"{text[:LONG]}…"
 
 

@@ -1,4 +1,4 @@
-"""%speedkit advise, loader, batch, free, verify, autotune and cache, and --profile, as typed."""
+"""Run %speedkit advise, loader, batch, free, verify, autotune and cache, and --profile."""
 
 import json
 import weakref
@@ -43,7 +43,7 @@ def epoch():
 """
 
 
-# On the made clock both calls take the same time, which would refute the remedy.
+# On the made clock, steps take as long with the remedy as without it, which would refute it.
 @pytest.mark.real_time
 @pytest.mark.smoke
 def test_what_is_slow_stands_with_evidence_and_is_tried_by_its_number_or_its_rule(shell):
@@ -59,7 +59,7 @@ def test_what_is_slow_stands_with_evidence_and_is_tried_by_its_number_or_its_rul
         assert "frozen_gradients" in shell.run(line)
         rows = shell.names["tried"].rows()
         assert [row["name"] for row in rows] == ["baseline", "frozen_gradients"]
-        # Unread results are not compared; on a busy machine no check is worth its time.
+        # Gradients that no optimizer reads are not compared. A busy machine may skip the check.
         assert rows[1]["accuracy"] in ("exact", None)
     assert all(one.requires_grad for one in shell.names["net"].parameters())
     after = shell.ip.ev("net").state_dict()
@@ -216,7 +216,7 @@ def off():
 
 
 def keep(number: int = 1) -> None:
-    """Store searches of another device, where the second kernel is faster for the smallest ones."""
+    """Store kernel searches of another GPU, where Triton's kernel is faster for small products."""
     for index in range(number):
         m, n, k = 64 * (index + 1), 512, 256
         inputs = Input((m, k), (k, 1), "float32"), Input((k, n), (n, 1), "float32")

@@ -62,7 +62,7 @@ def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready
     ready.interrupt()
     interrupted = ready.finish()
 
-    assert interrupted["ename"] in ("KeyboardInterrupt", ""), interrupted  # "" if it ended first
+    assert interrupted["ename"] in ("KeyboardInterrupt", ""), interrupted  # "" if it had compiled
     again = ready("out = model(x); print(ctx.notes, not model._compiled_call_impl.code.failed)")
     ready("cache.__exit__(None, None, None)")
     assert "{} True\n" in again["text"], again

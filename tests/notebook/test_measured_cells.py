@@ -1,4 +1,4 @@
-"""What a measured cell prints, and that neither it nor an applied plan keeps a model alive."""
+"""Measured cells print once, and neither they nor applied plans keep a model alive."""
 
 import gc
 import io

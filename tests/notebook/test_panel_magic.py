@@ -1,4 +1,4 @@
-"""The panel in a notebook, and the effect of the magics on it."""
+"""Use the panel in a notebook, together with magics."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ def test_a_speedbench_cell_while_the_panel_measures_is_refused_in_one_line(shell
 
     async def main() -> None:
         panel.buttons["Measure"].click()
-        while measurement_guard.in_progress() is None:  # on the made clock the run ends soon
+        while measurement_guard.in_progress() is None:  # act at once: the run ends soon
             await asyncio.sleep(0)
         errors.append(shell.fails("%%speedbench\nmodel(x)"))
         panel.buttons["Stop"].click()

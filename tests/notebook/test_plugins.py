@@ -1,4 +1,4 @@
-"""Extras, other packages and functions of the user add to the magics; the core works alone."""
+"""Extras, other packages and the user's functions extend the magics; the core works alone."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Every line that documents, notebooks, errors and reports print as a command can be run."""
+"""Commands that documents, notebooks, errors and reports print can be parsed."""
 
 import ast
 import json
@@ -18,7 +18,7 @@ PACKAGE = Path(speedkit_jupyter.__file__).parent
 ROOT = PACKAGE.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# A whole command is in backticks or on its own line; in prose only its first words are checked.
+# Commands in backticks or on their own line are parsed whole; in prose, only their first words.
 QUOTED = re.compile(r"(?<!`)`(%%?speed(?:kit|bench)\b[^`\n]*)`(?!`)")
 OWN_LINE = re.compile(r"^(?:In:)?\s*(%%?speed(?:kit|bench)\b[^`\n]*)$", re.MULTILINE)
 PROSE = re.compile(r"%speedkit (?P<command>[a-z]+)|%%speedbench (?P<options>(?:--[a-z-]+ ?)+)")
@@ -41,7 +41,7 @@ def parsed(line: str) -> None:
 
 
 def check(text: str, where: str, around: str = "") -> int:
-    # An error begins with the command and a colon; a synopsis has brackets; a table has columns.
+    # Cut error messages at the colon after the command. Skip synopses and rows of tables.
     lines = [*QUOTED.findall(text), *(line.partition(": ")[0] for line in OWN_LINE.findall(text))]
     apart = re.compile(rf"\||\[[a-z-]|--{HOLE}|(help|bench) {HOLE}|takes no more|bench  ")
     own = OWN.findall(around or text)  # options that the text itself registers
@@ -52,7 +52,7 @@ def check(text: str, where: str, around: str = "") -> int:
             parsed(line)
         except UsageError as error:
             if "needs a value" in str(error) or "are required" in str(error):
-                continue  # the name of an option or of a command
+                continue  # only names an option or a command
             pytest.fail(f"{where}: {line!r}: {error}")
     for match in PROSE.finditer(text):
         assert match["command"] is None or match["command"] in commands(), f"{where}: {match[0]}"

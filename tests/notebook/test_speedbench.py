@@ -1,4 +1,4 @@
-"""%%speedbench as a user types it."""
+"""Compare plans by %%speedbench, as a user types it."""
 
 import pytest
 from IPython.core.error import UsageError

@@ -1,4 +1,4 @@
-"""%speedkit as a user types it."""
+"""Run %speedkit and its subcommands, as a user types them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""%%speedbench without --compare: what %%timeit does, and more."""
+"""Time cells by %%speedbench without --compare, which does what %%timeit does, and more."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def alone(monkeypatch):
 
 
 def timed(shell, line: str, cell: str) -> Timing:
-    """Time a cell without a display; return the object that `-v` names."""
+    """Time a cell without showing the result; return the object that `-v` stores."""
     shell.run(f"%%speedbench -q -v timing {line}\n{cell}")
     return shell.names.pop("timing")
 

@@ -1,4 +1,4 @@
-"""%%speedbench --tune as a user types it, and what every view says about the plan it found."""
+"""Run %%speedbench --tune as a user types it, and check how each view shows the found plan."""
 
 import re
 

@@ -44,7 +44,7 @@ WAYS = ("", "--compare baseline,bf16 --budget 0.1", "--tune --fresh --budget 0.1
 
 
 def frames(error):
-    """Return the lines of user's and library frames, without module calls, which hooks change."""
+    """Return source lines of user and library frames, except module calls, which hooks change."""
     every = traceback.extract_tb(error.__traceback__)
     start = next(i for i, one in enumerate(every) if "site-packages/IPython" not in one.filename)
     ours = [i for i, one in enumerate(every) if "speedkit_jupyter" in one.filename]
@@ -98,7 +98,7 @@ def test_the_end_of_the_data_is_one_line_that_says_so(shell, way):
 
 
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
-# The lines that an arrow points at end with this.
+# Marks the end of each line that an arrow should point at.
 HERE = "  # here"
 CELLS = {
     "a middle line": f"a = 1\n1 / 0{HERE}\nb = 2",

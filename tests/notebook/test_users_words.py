@@ -1,4 +1,4 @@
-"""The user's own names in every magic: for models, optimizers, contexts, steps and containers."""
+"""Magics take the user's own names for models, optimizers, contexts, steps and containers."""
 
 import warnings
 from collections import namedtuple
@@ -59,7 +59,7 @@ def test_an_optimizer_is_found_where_its_model_is(shell):
 @pytest.mark.parametrize(
     ("cell", "chosen"),
     [
-        ("run.net = nn.Sequential(model)", "run.net"),  # of which `model` is a part
+        ("run.net = nn.Sequential(model)", "run.net"),  # `model` is a part of it
         ("run.net = nn.Linear(2, 2)", "model"),
         ("run.net = model", "model"),
     ],

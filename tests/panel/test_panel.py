@@ -1,4 +1,4 @@
-"""The panel without a browser: what the front end sends, and what the widgets then hold."""
+"""Test the panel without a browser: set what the front end would send, and read the widgets."""
 
 import asyncio
 import gc
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("trusted")
 
 @pytest.fixture
 def names() -> Iterator[Any]:
-    """Yield the notebook's names as attributes: model, optimizer, x, y and a train_step."""
+    """Yield a notebook's variables as attributes: model, optimizer, x, y and train_step."""
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
     space = SimpleNamespace(model=model, optimizer=torch.optim.AdamW(model.parameters()))
     space.x, space.y = torch.rand(8, 1, 8, 8), torch.randint(10, (8,))
@@ -119,7 +119,7 @@ def test_apply_does_what_was_shown_and_restore_undoes_it_exactly(names):
     assert everything(names.model, names.optimizer) == before
     assert panel.context is None
     assert panel.buttons["Restore"].disabled
-    assert panel.config.precision == "bf16"  # what was chosen is still chosen
+    assert panel.config.precision == "bf16"  # Restore keeps the choices
 
 
 def test_a_click_in_another_thread_waits_for_the_main_thread(names, monkeypatch):
@@ -229,7 +229,7 @@ def test_without_a_step_measure_says_what_to_do(names, step, told):
 
 
 def drain(panel: Panel, button: str, cell: Any = None) -> int:
-    """Click, run the event loop until the measurement has ended, and return the loop's turns."""
+    """Click and run the event loop, with `cell(turn)` in each turn, to the end; count the turns."""
     turns = 0
 
     async def main() -> None:

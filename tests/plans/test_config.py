@@ -1,4 +1,4 @@
-"""Configs: what files and variables may say, and how the project's own configs are planned."""
+"""Check what config files and variables may say, and the plans of the project's own configs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -171,7 +171,7 @@ def _line(name: str, value: object, words: str) -> str:
 
 
 def auto() -> str:
-    """Return the text of auto.yaml: every option of the catalog with its default and its words."""
+    """Return the text of auto.yaml: each option of the catalog, its default and description."""
     lines = [
         "# Every option, all decided by SpeedKit. `%speedkit report` shows the reasons.",
         _line(ALONE, False, "true: auto options stay unchanged"),

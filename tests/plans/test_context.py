@@ -1,4 +1,4 @@
-"""apply_speedups, the context that it returns, and the plan of a config without applying it."""
+"""Check apply_speedups(), its context, and previews, which plan a config without applying it."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_a_preview_is_the_plan_that_apply_makes(model, optimizer, first, then):
     _, context = apply_speedups(model, SpeedConfig(**first), optimizer=optimizer)
     before = surface(model, optimizer)
     seen = preview(model, SpeedConfig(**then), [optimizer])
-    assert surface(model, optimizer) == before  # it touches nothing
+    assert surface(model, optimizer) == before  # a preview changes nothing
     _, context = apply_speedups(model, SpeedConfig(**then), optimizer=optimizer)
     now = preview(model, SpeedConfig(**then), [optimizer])
     assert seen.plan.to_dict() == context.plan.to_dict()
@@ -89,7 +89,7 @@ def test_an_optimizer_made_after_applying_is_planned_for(model):
     optimizer = torch.optim.AdamW(model.parameters())
     found = preview(model, SpeedConfig(), [optimizer])
     assert found.plan["fused_optimizer"].active
-    assert not found.pending  # it gets its fused kernel by itself
+    assert not found.pending  # the plan in force fuses it
     context.restore()
 
 

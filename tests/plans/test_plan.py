@@ -26,7 +26,7 @@ def decided(machine: Hardware, facts: Facts = FACTS, **wishes: Any) -> Plan:
 
 
 def decisions(name: str, hardware) -> list[dict[str, Any]]:
-    """Return the decisions about one optimization, each with its machines."""
+    """Return the decisions about one optimization, each with the machines that get it."""
     groups: list[dict[str, Any]] = []
     for machine in MACHINES:
         said = decided(hardware(machine)).to_dict()[name]

@@ -1,4 +1,4 @@
-"""Plans applied, interrupted or restored in any order leave all as found: docs/contract.md."""
+"""Plans restored in any order, or interrupted, leave everything as docs/contract.md promises."""
 
 import copy
 import gc
@@ -48,7 +48,7 @@ MODELS = {
     "lstm": (lambda: Recurrent(6, 5, batch_first=True), (2, 3, 6)),
     "transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (2, 4, 8)),
 }
-# A large eps, without which Adam makes whole steps of gradients that are only rounding errors.
+# With a small eps, Adam would make full-size steps from gradients that are only rounding errors.
 OPTIMIZERS = {
     "AdamW": lambda p: torch.optim.AdamW(p, 0.01, eps=1e-3),
     "fused AdamW": lambda p: torch.optim.AdamW(p, 0.01, eps=1e-3, fused=True),
@@ -116,7 +116,7 @@ def test_plans_restored_in_any_order_leave_everything_as_found(model, optimizer,
     contexts = []
     for move in moves:
         if move == "train":
-            if optimizer != "LBFGS":  # torch's LBFGS takes no gradients in another layout
+            if optimizer != "LBFGS":  # torch's LBFGS fails on gradients in another layout
                 train(network, its_optimizer, x)
         elif isinstance(move, tuple):
             config, on_a_part, handed_over = move
@@ -248,7 +248,7 @@ def test_a_model_that_is_dropped_is_freed_at_once_and_its_flags_come_back(compil
     gc.disable()
     try:
         del model
-        if compiled:  # the compiled call is in the model's own __dict__
+        if compiled:  # the compiled call in the model's __dict__ makes a cycle
             gc.collect()
         assert gone() is None
     finally:
@@ -263,7 +263,7 @@ CONFIG = SpeedConfig(sdpa="math", channels_last=True).alone()
 
 
 class Interrupt:
-    """Trace function that sends Ctrl-C at the given trace event in SpeedKit's files."""
+    """Trace function that sends Ctrl-C at trace event number `at` in the files `OURS`."""
 
     def __init__(self, at: int) -> None:
         self.at, self.events = at, 0
@@ -291,7 +291,7 @@ WORKS = {
 
 
 def run(work, model, sender) -> bool:
-    """Run `work` with `sender` as trace function; return whether the signal has ended it."""
+    """Run `work` with `sender` as trace function; return whether Ctrl-C ended `work`."""
     try:
         sys.settrace(sender)
         work(model)

@@ -1,4 +1,4 @@
-"""Compiled graphs are counted per variant."""
+"""Graphs are counted per variant; rounds in which something is compiled are left out."""
 
 from queue import SimpleQueue
 

@@ -1,6 +1,6 @@
-"""A step that feeds a model its own tokens: one argmax that rounding moves changes all later ones.
+"""Judge generation, where one argmax that rounding changes also changes all later tokens.
 
-The logits of two tokens after CLOSE differ by less than bf16 resolves, so it takes the other one.
+After CLOSE, two tokens' logits differ by less than bf16 resolves, so bf16 picks the other token.
 """
 
 import pytest
@@ -15,7 +15,7 @@ CLOSE, TOKENS, BEGIN = 5, 16, 2
 
 
 class NextToken(nn.Module):
-    """Logits (N, 16) of the last of tokens (N, T); with `spoils`, flipped under bf16."""
+    """Map tokens (N, T) to logits (N, 16) of the next token; if `spoils`, flip them under bf16."""
 
     def __init__(self, spoils: bool = False) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def test_equal_tokens_need_no_words():
 
 
 class StaticCache(NextToken):
-    """Writes its logits into a buffer of float32, as a static cache does with keys and values."""
+    """Model that writes logits into a float32 buffer, as static caches do with keys and values."""
 
     def forward(self, tokens):
         logits = self.out(self.embedding(tokens[:, -1]))
@@ -87,7 +87,7 @@ def test_a_failure_of_mixed_dtypes_names_the_next_step():
 
 
 class OwnMask(NextToken):
-    """Under bf16, gets another mask, as with a plan's own cache, and returns `times` the logits."""
+    """Model that, under bf16, gets another mask, as with a plan's cache, and scales its logits."""
 
     def __init__(self, times: float) -> None:
         super().__init__()

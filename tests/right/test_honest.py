@@ -1,4 +1,4 @@
-"""Plans that compute the same as the user's step are never called wrong; oddities are reported."""
+"""Plans that compute the same as the user's step are never called wrong."""
 
 import weakref
 from queue import SimpleQueue
@@ -21,7 +21,7 @@ def squares(model, batches):
 
 @pytest.mark.parametrize(("kind", "batches"), [("AdamW", 9), ("Adam", 14)])
 def test_fused_adam_is_right_however_many_steps_a_cell_makes(kind, batches):
-    # The gradient of the keys' bias is zero in theory, so that rounding decides its signs.
+    # The gradient of the keys' bias is zero in theory, so rounding decides its signs.
     model = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
     optimizer = getattr(torch.optim, kind)(model.parameters(), 1e-3)
     step = training_step(optimizer, *squares(model, torch.randn(batches, 4, 8, 32)))
@@ -57,7 +57,7 @@ def test_a_fault_is_told_by_the_names_of_the_code():
 
 
 def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout():
-    """Cancel the gradients of half of the batch by the rest: kernels leave different remainders."""
+    """Let the batch's halves cancel each other's gradients, so only rounding errors remain."""
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU6(),
         nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False), nn.BatchNorm2d(16), nn.SiLU(),

@@ -1,4 +1,4 @@
-"""Peak memory and state of a step, also while a profiler of the user's own runs."""
+"""Measure the peak memory and the state of a step; a running profiler makes the peak unknown."""
 
 import torch
 from torch import nn

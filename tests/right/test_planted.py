@@ -45,7 +45,7 @@ def test_what_computes_something_else_each_time_is_not_checked():
 
 
 class Reordered(nn.Linear):
-    """Linear layer whose order of summation depends on the number of threads, as in kernels."""
+    """Linear layer whose order of summation depends on the number of threads, like a kernel's."""
 
     def __init__(self, *sizes, only_float32=False):
         super().__init__(*sizes)
@@ -66,7 +66,7 @@ def test_gradients_that_are_rounding_noise_do_not_decide(scales, only_float32):
     first = Reordered(16, 32, only_float32=only_float32)
     model = nn.Sequential(first, nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
     with torch.no_grad():
-        model[1].weight.mul_(1e-2)  # BatchNorm enlarges the noise by the inverse
+        model[1].weight.mul_(1e-2)  # BatchNorm enlarges the noise 100 times
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", enabled=bool(scales))
     x, y = torch.randn(32, 16), torch.randn(32, 4)

@@ -1,4 +1,4 @@
-"""The reference in float64 and the control run: which steps they support, and what is restored."""
+"""The float64 reference and the control run support unusual steps, and restore all tensors."""
 
 import warnings
 from typing import Any
@@ -118,7 +118,7 @@ def test_data_in_float32_meets_every_layer(layer):
     "speedkit_tests::attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def attention(x: torch.Tensor, dropout_p: float = 0.0) -> torch.Tensor:
-    """Copy the input, as a custom kernel that may draw random numbers."""
+    """Copy the input; the operator's tag says that it may draw random numbers."""
     return x.clone()
 
 

@@ -1,4 +1,4 @@
-"""Steps of unusual forms (torch.func, updates within the backward pass, all kinds of results)."""
+"""Judge unusual steps: torch.func, updates within the backward pass, all kinds of results."""
 
 from contextlib import contextmanager
 

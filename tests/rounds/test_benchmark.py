@@ -1,4 +1,4 @@
-"""The benchmark engine: what happens between the first block and the last."""
+"""Benchmark steps whose layout, length or scale varies, and variants that fail in the rounds."""
 
 from queue import SimpleQueue
 from typing import Any
@@ -53,7 +53,7 @@ def small() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
 
 def test_a_variant_whose_scaler_skips_every_step_fails():
     network, optimizer, x = small()
-    # Finite in float32, too large for float16.
+    # The loss is finite in float32 but too large for float16.
     step = training_step(optimizer, lambda: (network(x) * 1e20).sum())
     names = "baseline,fp16,sdpa:math"
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=1)
@@ -89,7 +89,7 @@ def test_a_step_that_gets_slower_with_each_call_makes_no_plan_faster(made_time, 
     network, optimizer, x = small()
     count = [0]  # grows like a replay buffer, a curriculum, or a cache of keys
     disturbed: SimpleQueue[float] = SimpleQueue()
-    for seconds in (0.02, 0.0, 0.03, 0.0, 0.02, 0.0):  # which makes one warm-up longer
+    for seconds in (0.02, 0.0, 0.03, 0.0, 0.02, 0.0):  # these make one warm-up longer
         disturbed.put(seconds)
 
     def loss() -> torch.Tensor:
@@ -132,7 +132,7 @@ def test_where_a_schedule_ends_within_a_block_each_step_begins_anew():
 
     def step() -> None:
         calls[0] += 1
-        if calls[0] > 4:  # a warm-up makes fewer calls, and a block more
+        if calls[0] > 4:  # a warm-up makes at most 4 calls, a block more
             raise ValueError("tried to step 5 times")
         network(x).sum().backward()
 

@@ -45,11 +45,11 @@ def compared(inner: int) -> Comparison:
     return benchmark(step, "baseline,sdpa:math", model=model, budget_s=6)
 
 
-@pytest.mark.parametrize("inner", [10, 300])  # a block of several steps, a step of some ms
+@pytest.mark.parametrize("inner", [10, 300])  # blocks of several short steps, steps of ms
 def test_where_others_hold_the_cores_the_truth_is_inside_and_the_load_said(held_cores, inner):
     found = compared(inner)
     ratio = found.ratio(found.records[1])
-    assert ratio.low < 0.65  # the truth is 0.5; one interval of twenty may miss it by a little
+    assert ratio.low < 0.65  # the true ratio is 0.5; one interval in twenty may miss it
     assert ratio.high > 0.4
     assert "other programs delayed" in found.busy
     assert "other programs delayed" in repr(found)
@@ -57,7 +57,7 @@ def test_where_others_hold_the_cores_the_truth_is_inside_and_the_load_said(held_
 
 
 def test_a_step_that_sleeps_is_held_up_by_others_alone(monkeypatch):
-    waited_s = itertools.count(step=0.002)  # its own threads wait for one another
+    waited_s = itertools.count(step=0.002)  # the step's own threads wait for one another
     monkeypatch.setattr(busy_machine, "waited_s", lambda: float(next(waited_s)))
     monkeypatch.setattr(busy_machine, "taken_by_others_s", lambda: 0.0)
     model, x = nn.Linear(64, 64), torch.randn(64, 64)

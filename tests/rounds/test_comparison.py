@@ -1,4 +1,4 @@
-"""The verdicts of a comparison; saved results."""
+"""Check the verdicts of comparisons, and saved results."""
 
 import json
 import random
@@ -17,7 +17,7 @@ ENVIRONMENT = {"device": "a CPU", "torch": "2.13.0"}
 
 
 def comparison(**speeds: float) -> Comparison:
-    """Return variants with these speed-ups and with noise that the variants of a round share."""
+    """Return a comparison of variants with these speed-ups, and noise that each round shares."""
     order = random.Random(0)
     noise = [order.uniform(1, 2) for _ in range(200)]
     records = [Record("baseline", times_s=list(noise))]

@@ -1,4 +1,4 @@
-"""The settings in force inside each variant's timed steps, however the step gets its context."""
+"""Each variant's settings are in force in its timed steps, however the step gets its context."""
 
 import json
 import math
@@ -22,7 +22,7 @@ BATCH = torch.rand(4, 3, 6, 6)
 
 
 class Network(nn.Module):
-    """Writes the settings in its forward pass to a file; its own attributes would be restored."""
+    """Network that writes torch's settings to a file, because measurements restore attributes."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def write(file: Path, what: Any) -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Return a file of the settings in steps, and `by(name)`: a variant's distinct settings."""
+    """Return the settings' file, and `by(name)`, which returns a variant's distinct settings."""
     file, block = tmp_path / "seen.jsonl", Sampler._block
 
     def named(sampler: Sampler, runner: Any) -> Any:
@@ -73,7 +73,7 @@ def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def loop(network: nn.Module, optimizer: Any, context: Any) -> None:
-    """Run the training loop that `apply` prints, with the scaler for every precision."""
+    """Run one step of the loop that `apply` prints; it uses the scaler in every precision."""
     with context.autocast():
         loss = network(BATCH).pow(2).mean()
     context.grad_scaler.scale(loss).backward()
@@ -84,7 +84,7 @@ def loop(network: nn.Module, optimizer: Any, context: Any) -> None:
 
 @pytest.fixture(params=["decorated", "as argument", "without", "applied"])
 def parts(request: pytest.FixtureRequest, seen: Any) -> Iterator[Any]:
-    """Yield a network, optimizer and step, with a context as decorator, argument, name or none."""
+    """Yield a network, an optimizer, and a step that gets its context as `request.param` says."""
     before = torch.get_num_threads(), torch._C._get_float32_matmul_precision()
     network = Network(seen.file)
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
@@ -106,7 +106,7 @@ def parts(request: pytest.FixtureRequest, seen: Any) -> Iterator[Any]:
 @pytest.mark.sampled(2)
 @pytest.mark.every_machine
 def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(parts, seen):
-    before = parts.before  # an applied plan may set other threads
+    before = parts.before  # an applied plan may change the number of threads
     names = "baseline,bf16,fp16,threads:1,channels_last,sdpa:math"
     given = {"model": parts.network, "optimizer": parts.optimizer, "budget_s": 0.05}
     found = benchmark(parts.step, names, **given)

@@ -1,4 +1,4 @@
-"""A plan that changes the model never wins by speed; the user's own accuracy is shown."""
+"""Plans that change the model never win by speed; the user's own accuracy figure is shown."""
 
 import math
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def tanh_gelu(module: nn.GELU, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def other_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add an entry that changes the model's arithmetic."""
+    """Add a catalog entry that changes the model's arithmetic."""
     optimization("tanh_gelu", replaces=nn.GELU)(tanh_gelu)
     monkeypatch.setattr(type(named("tanh_gelu")), "effect", Effect.CHANGES_MODEL)
     yield
@@ -42,7 +42,7 @@ def words(text: object) -> str:
 
 
 class Parts:
-    """A classifier of points, its inference step, and data that it never sees."""
+    """Classifier of points with its optimizer, inference step, and test data."""
 
     def __init__(self) -> None:
         layers = nn.Linear(4, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Linear(32, 2)

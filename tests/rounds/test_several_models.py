@@ -1,4 +1,4 @@
-"""In a step of several models each gets the parts of a plan that fit it; the row names them."""
+"""In a step with several models, each model gets the parts of a plan that fit it."""
 
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -38,7 +38,7 @@ def distilled() -> Made:
 
 
 def taught(named_first: bool) -> Made:
-    """Return distillation whose teacher is found before the student, or given before it."""
+    """Return a distillation step whose teacher comes first, by its name or in `model`."""
     a_teacher, student = net().requires_grad_(False), net()
     optimizer = adam(student)
     step = training_step(optimizer, lambda: (a_teacher(X) - student(X)).pow(2).mean())

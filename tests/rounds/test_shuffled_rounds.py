@@ -70,7 +70,7 @@ def test_a_round_that_is_left_out_does_not_count_and_the_end_can_be_said() -> No
 
 
 def planned(budget_s: float, *steps_s: float) -> tuple[list[Runner], float, float]:
-    """Return the shares of time for variants with these step times, on a clock that never moves."""
+    """Return the variants of these step times that fit, and seconds for rounds and checks."""
     runners: list[Any] = [
         SimpleNamespace(
             usual_s=step_s,

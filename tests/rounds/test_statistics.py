@@ -68,7 +68,7 @@ def test_an_interval_lies_within_what_was_measured_and_tells_no_more_than_the_ti
         ratio, measured = statistics.paired_ratio(*times, waited_s=waited_s), times[0] / times[1]
         if ratio.is_bounded:
             assert measured.min() <= ratio.low <= ratio.high <= measured.max()
-        if waits == (0.9, 0.1):  # without its waiting time the first may be the faster one
+        if waits == (0.9, 0.1):  # without waiting time, the first variant may be faster
             assert ratio.verdict == "too noisy"
 
 

@@ -1,4 +1,4 @@
-"""Searches on steps with made-up speeds, on the tests' own clock, so that no noise decides."""
+"""Provide steps with made-up speeds on the tests' own clock, so searches see no noise."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,22 +15,22 @@ Parts = tuple[nn.Module, Any, Callable[[], None]]
 
 @pytest.fixture
 def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
-    """Install the clock of the engine and the search, on which only sleeping takes long."""
+    """Install a clock for the engine and the search on which only sleeping takes long."""
     return installed(request, monkeypatch, tick_s=1e-5)
 
 
 @pytest.fixture(autouse=True)
 def no_notebook(monkeypatch: pytest.MonkeyPatch, few_candidates: None) -> None:
-    """Hide a shell that other tests of this process have left, to get a plain program's results."""
+    """Hide an IPython shell left by other tests, so that results are those of a plain program."""
     monkeypatch.setattr("speedkit_jupyter.search.outcome.notebook", lambda: None)
 
 
 @pytest.fixture
 def work(made_time: MadeTime) -> Callable[..., Parts]:
-    """Return `work(seconds)`: a network, its optimizer and its step, which takes `seconds(on)`.
+    """Return `work(seconds)`, which makes a network, an optimizer, and a step of `seconds(on)`.
 
-    `on` says whether the optimizer is `fused`, the layout channels `last`, and autocast in `bf16`.
-    A search tries two cheap changes for a network with a convolution, one for `linear` features.
+    `on.fused`, `on.last` (channels_last) and `on.bf16` tell which changes are in force. `linear`
+    features make the network one layer, for which a search tries one cheap change instead of two.
     """
 
     def make(seconds, linear=0, batch=(2, 1, 8, 8), loss=lambda out, on: out.sum()) -> Parts:

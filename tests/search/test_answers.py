@@ -1,4 +1,4 @@
-"""What a search says and shows: proven, likely, nothing to gain, and not decided."""
+"""Check the answers of a search: proven, likely, nothing to gain, not decided."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ PLANS = {"bf16": {"precision": "bf16"}, "fused_optimizer": {"fused_optimizer": T
 
 
 def searched(speedups, rounds: int, why: str = "", **more: Any) -> Tuning:
-    """Return an ended search with these plans' speed-ups, for all rounds or one for each."""
+    """Return an ended search; a plan's speed-up is one number, or one number for each round."""
     times = {"baseline": 1.0, **speedups}
     records = []
     for name, factor in times.items():

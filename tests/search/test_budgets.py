@@ -1,4 +1,4 @@
-"""A budget limits the time on the clock, for steps of any length, even if it varies."""
+"""A budget limits the clock time of searches and benchmarks, however long their steps are."""
 
 import random
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from speedkit_jupyter.step.step import step_of
 
 @pytest.fixture
 def timed(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
-    """Return `timed(step_s, fused)`: a step of `step_s` seconds, times `fused` if it is fused."""
+    """Return `timed(step_s, fused)`, which makes a step of `step_s` s, times `fused` if fused."""
     return lambda step_s, fused=0.5: work(lambda on: step_s * (fused if on.fused else 1.0))
 
 
@@ -55,7 +55,7 @@ def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(timed):
 
 @pytest.mark.parametrize("others", ["", ",channels_last"])
 def test_what_is_too_slow_for_a_single_round_is_left_out_with_its_figure(timed, others):
-    """Time the others all the same, as float32 is timed where bf16 is emulated."""
+    """Check that the other variants are still timed, like float32 where bf16 is emulated."""
     network, optimizer, step = timed(0.5, fused=30.0)
     names = f"baseline,fused_optimizer{others}"
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=40)
@@ -148,7 +148,7 @@ def test_on_a_busy_machine_a_default_budget_is_twice_that_of_the_fastest_steps()
     assert budget.seconds == 2 * 60 * 0.3
 
 
-# Seconds of a step by its number, the time on the clock, whether it is fused, and chance.
+# Each function returns a step's seconds, given its number, the clock's time, `fused` and chance.
 KINDS = {
     "every 20th 30 times as long": lambda n, now, fused, chance: 0.05 * (30 if n % 20 == 19 else 1),
     "longer each time": lambda n, now, fused, chance: min(0.004 * n, 4.0),
@@ -160,7 +160,7 @@ KINDS = {
 
 @pytest.fixture
 def varying(work, made_time):
-    """Return `varying(kind)`: a step, its model and optimizer by name, and its times so far."""
+    """Return `varying(kind)`, which makes a step, the arguments of `tune`, and a queue of times."""
 
     def make(kind):
         # Benchmarks don't restore queues; `chance` gets a new seed before each call.

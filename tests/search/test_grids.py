@@ -1,4 +1,4 @@
-"""What a search finds where parts help or hurt one another, with speed-ups of real steps."""
+"""Search plans whose parts help or hurt one another, with speed-ups measured on real steps."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from speedkit_jupyter.torchglue import heap
 
 pytestmark = [pytest.mark.usefixtures("trusted"), pytest.mark.long]
 
-# Speed-ups over the plain model, by `oracle.py` on 2 cores with AVX512_BF16.
+# Speed-ups over the plain model, measured by `oracle.py` on 2 cores with AVX512_BF16.
 RESNET = {
     "bf16+fused_optimizer": 1.70, "bf16+channels_last+fused_optimizer+compile": 1.40,
     "fused_optimizer": 1.32, "bf16": 1.29, "bf16+fused_optimizer+compile": 1.29,
@@ -54,7 +54,7 @@ LSTM = {"bf16+fused_optimizer": 1.005, "bf16": 1.005, "fused_optimizer": 1.0}
 
 @pytest.fixture
 def searched(made_time, monkeypatch) -> Callable[..., Tuning]:
-    """Return `searched(speedups, step_s)`: a search with these speed-ups ± 2 %, 0.9 for others."""
+    """Return `searched(speedups, step_s)`, which searches plans with these speed-ups ± 2 %."""
     in_force, applied = SimpleQueue[str](), Runner.applied  # a list would be restored
     in_force.put("baseline")
     monkeypatch.setenv("SPEEDKIT_HARDWARE", "cpu_avx512_bf16")

@@ -1,4 +1,4 @@
-"""Learned plans: kept, found for the same setting, task and engine, dropped if they fail."""
+"""Learned plans are kept, found for the same setting, task and engine, and dropped if they fail."""
 
 import json
 import sqlite3
@@ -29,7 +29,7 @@ LATE = 0.02  # seconds of a slow step
 
 @pytest.fixture
 def made(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
-    """Return a function that makes a network, optimizer and step, which takes `seconds(fused)`."""
+    """Return a function that makes a network, an optimizer, and a step of `seconds(fused)`."""
 
     def make(width=8, batch=4, seconds=lambda fused: LATE / 4 if fused else LATE):
         return work(lambda on: seconds(on.fused), linear=width, batch=(batch,))
@@ -50,7 +50,7 @@ def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
 def test_a_second_search_checks_what_the_first_has_learned(made):
     first = tune(made()[2], budget_s=4)
     assert first.winner.name == "fused_optimizer"
-    _, optimizer, step = made()  # as after a restart: other objects
+    _, optimizer, step = made()  # other objects, as after a restart
     second = tune(step, budget_s=4)
     assert second.learned is not None
     assert second.confirmed
@@ -173,7 +173,7 @@ def learned(model: nn.Module) -> learning.Task:
 
 
 def as_found_by(engine: Any) -> None:
-    """Change the store as if another engine had written it; None: an engine without a number."""
+    """Rewrite the store's rows as if by this engine; None stands for one without a number."""
     with sqlite3.connect(database.folder() / "speedkit.sqlite") as connection:
         for number, text in connection.execute("SELECT id, value FROM entries").fetchall():
             row = {k: v for k, v in json.loads(text).items() if k != "engine"}

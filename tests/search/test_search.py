@@ -1,4 +1,4 @@
-"""The search: what it finds, confirms, refuses and leaves behind; when a race drops a plan."""
+"""Check what a search finds, confirms, refuses and stores, and when a race drops a plan."""
 
 import math
 from functools import partial
@@ -131,7 +131,7 @@ def test_a_search_that_is_stopped_leaves_everything_as_before(work):
 def test_an_interrupted_search_shows_a_likely_plan_and_applies_it_only_when_asked(
     work, made_time, machine, after_s, is_likely
 ):
-    machine("cpu")  # it stops at a fixed time, so every machine must try the same plans
+    machine("cpu")  # the search stops at a fixed time, so every machine must try the same plans
 
     def seconds(on) -> float:
         if made_time.now_s() > after_s:
@@ -185,7 +185,7 @@ def test_a_candidates_name_is_the_variants_however_its_values_are_spelled(values
 @pytest.mark.parametrize("helps", ["fused", "last", "bf16"])
 @pytest.mark.slow
 def test_where_a_combination_loses_its_part_that_helps_is_found(monkeypatch, work, step_s, helps):
-    """Search with short steps, and with long ones, where there is time for few plans."""
+    """Search with short steps, and with long steps, which leave time for few plans."""
     monkeypatch.setenv("SPEEDKIT_HARDWARE", "cpu_avx512_bf16")
 
     def seconds(on) -> float:
@@ -203,7 +203,7 @@ def test_what_is_to_be_kept_is_not_tried_and_the_plan_without_it_is_found(work):
     assert tuning.winner.values == {"fused_optimizer": True}
     assert not any("channels_last" in name for name in tuning.tried.plans)
     assert "Left as they are: channels_last." in repr(tuning)
-    assert "channels_last" in search(budget_s=3).winner.values  # goes on after a learned plan
+    assert "channels_last" in search(budget_s=3).winner.values  # searches on after the learned plan
 
 
 def test_that_nothing_helps_is_not_remembered_if_parts_were_kept(work):
@@ -232,7 +232,7 @@ def test_a_plan_that_left_a_race_early_is_called_slower_than_the_best():
 
 
 def records(held_up: int = 0, rounds: int = 3, **seconds: float) -> list[Record]:
-    """Return records of these times; other programs delay the first `held_up` rounds by 10 s."""
+    """Return records of these times; delay the first `held_up` rounds by 10 s (fastest: 30 s)."""
     made = []
     for name, each_s in seconds.items():
         waited_s = [10.0 * (at < held_up) for at in range(rounds)]
@@ -254,7 +254,7 @@ def test_what_is_a_fifth_behind_leaves_after_three_rounds_and_not_before():
 
 def test_rounds_that_others_held_up_drop_nothing_where_there_are_others():
     steps_s = {"baseline": 1.0, "best": 0.5}
-    assert leaving(records(held_up=3, rounds=3, **steps_s)) == ["best"]  # nothing else is known
+    assert leaving(records(held_up=3, rounds=3, **steps_s)) == ["best"]  # every round is delayed
     assert leaving(records(held_up=3, rounds=6, **steps_s)) == ["baseline"]
 
 

@@ -1,4 +1,4 @@
-"""A measurement between the turns of an event loop: at each turn, the user's state is in place."""
+"""Measure in an event loop: whenever other code gets a turn, the user's state is in place."""
 
 import asyncio
 import queue
@@ -17,7 +17,7 @@ from speedkit_jupyter.state import measurement_guard
 from speedkit_jupyter.step.step import Step, step_of
 from speedkit_jupyter.step.variants import variant
 
-# A step against itself gets no early verdict, so the run lasts until the test's cell.
+# Two equal variants get no early verdict, so the run is still going when the test's cell runs.
 UNSETTLED = "baseline,baseline,channels_last"
 
 
@@ -31,7 +31,7 @@ def benchmark(training, names="baseline,channels_last", budget_s=0.3) -> Benchma
 
 
 def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> BackgroundRun:
-    """Run an engine in an event loop; `other(turn)` is a cell that runs at each turn."""
+    """Run an engine in an event loop; call `other(turn)` at each turn, like a user's cell."""
     turns = []
 
     def told(run: BackgroundRun) -> None:
@@ -163,7 +163,7 @@ def test_an_error_of_the_step_ends_the_run_with_one_line(error):
             raise error
 
     run = BackgroundRun(Benchmark(step_of(step), [variant("baseline")], 5), lambda run: None)
-    run.start()  # without an event loop it runs to its end
+    run.start()  # without an event loop, start() runs to the end
     assert run.state == ("failed" if isinstance(error, ValueError) else "stopped")
     assert run.message == ("the step raised ValueError: mine" if run.state == "failed" else "")
     assert state(training) == before

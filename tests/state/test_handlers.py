@@ -1,4 +1,4 @@
-"""Each kind of state is restored again and again: the same objects with the same contents."""
+"""Each kind of state is restored repeatedly, in the same objects and with the same contents."""
 
 import collections
 import functools
@@ -38,7 +38,7 @@ class Plain:
 
 
 class Stubborn(dict):  # type: ignore[type-arg]
-    """A dict whose own methods do something else."""
+    """Dict whose overridden methods can't be used to restore its contents."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, [value])
@@ -54,7 +54,7 @@ class Frozen(Plain):
 
 
 class Counting(nn.Module):
-    """Module whose attributes are in C++ once it is scripted."""
+    """Module whose attributes TorchScript moves into C++."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def test_what_a_step_changes_comes_back_again_and_again(kind: str) -> None:
             second = Snapshot(Walk([[found, untouched]]), base=first)
             first.restore()
             assert str(look(found)) == before, (kind, found)
-        for _ in range(4):  # a state that is taken later shares what did not change
+        for _ in range(4):  # a later snapshot shares unchanged objects with the first
             change(found)
             second.restore()
         assert str(look(found)) == later, (kind, found)
@@ -151,7 +151,7 @@ def test_what_a_step_changes_comes_back_again_and_again(kind: str) -> None:
 
 
 def test_a_copy_for_timing_has_its_own_values_only_where_they_may_take_time() -> None:
-    """Share the user's copy of large tensors, but not of small ones or ones with new strides."""
+    """Reuse the first snapshot's copy of a large tensor, but not of small or restrided ones."""
     large, small, turned = torch.zeros(1 << 18), torch.zeros(3), torch.zeros(512, 1024)
     walk = Walk([[large, small, turned]])
     first = Snapshot(walk)

@@ -1,4 +1,4 @@
-"""Iterators of DataLoaders: the same batches for each step, and afterwards for the user."""
+"""Iterators of DataLoaders give each measured step, and then the user, the same batches."""
 
 import os
 import warnings
@@ -61,7 +61,7 @@ def rest(loader: DataLoader[Any], batches: Iterator[Any]) -> list[Any]:
 
 
 def measured(batches: Iterator[Any], log: Path) -> tuple[Any, str, set[str]]:
-    """Return the step's iterator afterwards, the warnings, and the batches that steps saw."""
+    """Benchmark a step on `batches`; return its iterator, the warnings, and the drawn batches."""
     with torch.random.fork_rng():
         model = nn.Linear(2, 1)
     file = os.open(log, os.O_WRONLY | os.O_CREAT)  # measurements don't restore files
@@ -181,5 +181,5 @@ def test_with_processes_it_goes_on_where_it_stood_however_it_is_drawn_from(made_
         found = benchmark(lambda: model(draw()).sum().backward(), "baseline,bf16", budget_s=0.05)
     assert not found.records[1].failure
     assert drawn(draw) == expected
-    said = [one for one in said if one.category is not DeprecationWarning]  # fork, Python 3.12
+    said = [one for one in said if one.category is not DeprecationWarning]  # Python 3.12 on fork
     assert bool(said) == (way is not looped_over)

@@ -1,4 +1,4 @@
-"""Steps under the guard of a measurement: refused or restored, and each warning shown once."""
+"""The measurement guard refuses or restores steps, and shows each of their warnings once."""
 
 import threading
 import time
@@ -45,7 +45,7 @@ def test_what_another_thread_trains_is_refused(monkeypatch: pytest.MonkeyPatch) 
         thread.join()
     with step_of(lambda: model(torch.ones(1, 2))).guarded() as kept:
         assert has_views(model.weight)
-    assert not has_views(model.weight), kept  # results may refer to the guard
+    assert not has_views(model.weight), kept  # even while `kept` is alive
 
 
 @pytest.mark.usefixtures("one_process")

@@ -1,4 +1,4 @@
-"""Optimizers that the measured step makes itself: planned for, switched inside it, and released."""
+"""Optimizers that a measured step makes are planned for, switched inside the step and released."""
 
 import threading
 from queue import SimpleQueue
@@ -63,7 +63,7 @@ def test_it_is_fused_inside_the_variants_steps_and_only_there(model, seen, made_
     every = drained(seen)
     inside = [settings for *settings, _ in every]
     assert {tuple(settings) for settings in inside} == {(None, None), (True, True)}
-    if not made_once:  # the kept one is restored
+    if not made_once:  # a kept optimizer is restored
         assert not any(group.get("fused") for *_, one in every for group in one.param_groups)
     assert kept.optimizer is None
 

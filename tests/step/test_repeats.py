@@ -1,4 +1,4 @@
-"""Steps that do less when they are called again, and steps that only seem to."""
+"""Detect steps that do less work on later calls, and accept steps that only seem to."""
 
 from dataclasses import dataclass, field
 from typing import Any

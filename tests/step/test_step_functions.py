@@ -1,4 +1,4 @@
-"""Functions as steps: their arguments, and functions that run none of their code."""
+"""Steps get the right arguments; functions whose call runs none of their code are refused."""
 
 import functools
 import warnings

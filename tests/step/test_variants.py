@@ -1,4 +1,4 @@
-"""Names of variants."""
+"""Parse variants from words of the catalog and YAML files, and plan only the named changes."""
 
 from dataclasses import replace
 

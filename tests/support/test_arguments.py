@@ -1,4 +1,4 @@
-"""Errors of public functions: one line that names the argument, and only the user's own frames."""
+"""Public functions report a bad argument in one line, with the package's inner frames hidden."""
 
 import linecache
 from traceback import walk_tb
@@ -28,12 +28,12 @@ def step() -> torch.Tensor:
 
 
 def frames_of_ours(traceback: Any) -> set[Any]:
-    """Return the package's code in a traceback; IPython hides the functions of `_GATES`."""
+    """Return the code objects of the package's frames in a traceback."""
     frames = [frame for frame, _ in walk_tb(traceback)]
     return {one.f_code for one in frames if one.f_globals["__name__"].startswith(sk.__name__)}
 
 
-# For each argument: the call, and the kinds of BAD that it accepts.
+# Each argument has a call that passes a value for it, and the kinds of BAD that are valid there.
 CALLS: dict[str, tuple[Any, str]] = {
     "step": (lambda bad: sk.benchmark(bad), ""),
     "variants": (lambda bad: sk.benchmark(step, bad), ""),

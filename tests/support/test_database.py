@@ -1,4 +1,4 @@
-"""The store survives other writers and kills; a malformed file or row gives a one-line message."""
+"""The store survives concurrent writers and kills; bad files and rows give one-line errors."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def test_reading_before_anything_was_saved_makes_no_file():
 
 @pytest.fixture
 def held() -> Iterator[Callable[[str], None]]:
-    """Yield `held`; `held("IMMEDIATE")` takes that lock in another connection."""
+    """Yield a function that takes a lock of the given kind in another connection."""
     save("a")
     with closing(sqlite3.connect(database.folder() / database.FILE)) as connection:
         connection.isolation_level = None

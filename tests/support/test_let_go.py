@@ -64,7 +64,7 @@ USES = {
 
 @pytest.fixture
 def no_collector():
-    torch.optim.SGD([nn.Parameter(torch.ones(1))])  # the first one imports Dynamo, with cycles
+    torch.optim.SGD([nn.Parameter(torch.ones(1))])  # imports Dynamo, which makes cycles
     gc.collect()
     gc.disable()
     yield

@@ -31,7 +31,7 @@ class WithProperties(torch.optim.Optimizer):
 
 
 class SharingGroups(torch.optim.Optimizer):
-    """Optimizer like Lookahead and SAM, which shares the groups of the one that it wraps."""
+    """Optimizer wrapper like Lookahead or SAM, which shares the wrapped optimizer's groups."""
 
     def __init__(self, base):
         self.base, self.param_groups, self.state = base, base.param_groups, base.state
@@ -43,7 +43,7 @@ class SharingGroups(torch.optim.Optimizer):
 
 
 class Plain:
-    """Wrapper as people write it, which is not a torch optimizer."""
+    """Handwritten optimizer wrapper that does not subclass `torch.optim.Optimizer`."""
 
     def __init__(self, optimizer):
         self.inside = optimizer
@@ -59,7 +59,7 @@ WRAPPERS = {"properties": WithProperties, "sharing groups": SharingGroups, "no o
 
 
 class Forwarding(nn.Module):
-    """Model wrapper like Fabric's, with the model under two names."""
+    """Model wrapper like Fabric's, which holds the model in two attributes."""
 
     def __init__(self, model):
         super().__init__()

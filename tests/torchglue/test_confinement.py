@@ -1,4 +1,4 @@
-"""A measurement during another thread's training, and of a step that computes in a thread."""
+"""Measure while another thread trains, and measure steps that compute in a worker thread."""
 
 import _thread
 import copy
@@ -61,7 +61,7 @@ KINDS = {
 
 @contextmanager
 def training(step, make):
-    """Train in another thread; check at the end that it computed the same as it does alone."""
+    """Train in another thread; check at the end that training alone gives the same parameters."""
     model = network()
     twin, optimizer = copy.deepcopy(model), make(model.parameters())
     stop, steps = threading.Event(), 0
@@ -75,7 +75,7 @@ def training(step, make):
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(train)
         try:
-            while not steps and not other.done():  # on a busy machine it begins late
+            while not steps and not other.done():  # the thread may start late
                 time.sleep(0.001)
             yield
         finally:
@@ -98,7 +98,7 @@ def test_a_benchmark_leaves_another_threads_training_alone(kind):
     with training(*KINDS[kind]):
         found = benchmark(lambda: clipped(model, optimizer), names, budget_s=0.1)
     assert [one.failure for one in found.records] == [None] * 4
-    # The other thread's backward passes are no part of the accuracy check.
+    # The accuracy check ignores the other thread's backward passes.
     assert {one.accuracy.verdict for one in found.records} <= {"exact", "rounding"}
 
 
@@ -123,7 +123,7 @@ def test_hooks_run_in_this_thread_and_in_autograds_for_the_optimizers_that_are_o
         done.wait()
 
     with optimizer_hooks(lambda one, *_: seen.append(one), ours=[mine]):
-        other.step()  # a step may make an optimizer of its own
+        other.step()  # in this thread any optimizer is seen: a step may make one
         for optimizer in (mine, other):
             in_autograds(optimizer)
             in_a_thread(optimizer.step)
@@ -132,7 +132,7 @@ def test_hooks_run_in_this_thread_and_in_autograds_for_the_optimizers_that_are_o
 
 
 def measured(inside: bool) -> Any:
-    """Benchmark a forward pass in a worker thread, with `ctx.autocast()` inside it or not."""
+    """Benchmark a forward pass in a worker thread, under `ctx.autocast()` only if `inside`."""
     model = nn.Linear(8, 8)
     with ThreadPoolExecutor(1) as pool:
 

@@ -1,4 +1,4 @@
-"""Dynamo's private names: each exists and does what its function says."""
+"""Dynamo's private names exist, and each function of torchglue/dynamo.py does what it says."""
 
 import subprocess
 import sys
@@ -69,7 +69,7 @@ def test_a_compilation_is_told_and_its_error_known():
     told = []
     remove = dynamo.on_compiling(told.append, told.append)
     before = dynamo.compile_counters()["stats"]["unique_graphs"]
-    noted = dynamo.compilations()[-1:]  # torch keeps the last ones
+    noted = dynamo.compilations()[-1:]  # torch keeps only the latest
     try:
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
     finally:
@@ -92,7 +92,7 @@ def test_guards_are_left_out_in_the_block_alone_and_not_under_the_users_own_stan
     assert compiled(x)[0] == 2
     with stance(), dynamo.without_guards():
         scale[0] = 3
-        assert compiled(x)[0] == 2  # a guard would have seen it
+        assert compiled(x)[0] == 2  # a guard would have noticed the change
     assert compiled(x)[0] == 3
     with torch.compiler.set_stance("force_eager"), dynamo.without_guards():
         scale[0] = 4

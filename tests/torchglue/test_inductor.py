@@ -1,4 +1,4 @@
-"""Inductor's private names: each exists and does what its function says."""
+"""Inductor's private names exist, and each function of torchglue/inductor.py does what it says."""
 
 import sys
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Private attributes of modules, optimizers, scalers and loaders: each exists and works."""
+"""Private attributes of modules, optimizers, scalers and loaders exist and work as expected."""
 
 import multiprocessing
 

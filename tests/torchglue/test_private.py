@@ -1,4 +1,4 @@
-"""torch's private names of tensors, operators, modes and autograd: each exists and works."""
+"""torch's private names for tensors, operators, modes and autograd exist and work as expected."""
 
 import functools
 
@@ -65,7 +65,7 @@ def test_settings_are_told_and_come_back():
 
 
 def named(text):
-    """Return the object of a dotted name in generated code."""
+    """Return the object that a dotted name in generated code refers to."""
     return functools.reduce(getattr, text.split(".")[1:], torch)
 
 

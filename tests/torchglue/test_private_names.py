@@ -14,11 +14,11 @@ import speedkit_jupyter
 
 PACKAGE = Path(speedkit_jupyter.__file__).parent
 HOMES = [PACKAGE / f"torchglue/{one}.py" for one in ("private", "dynamo", "inductor", "modules")]
-# support/ can't import torchglue/, so wrappers.py has its own names of wrappers' parts.
+# support/ can't import torchglue/, so wrappers.py names the private parts of wrappers itself.
 SOURCES = sorted({*PACKAGE.rglob("*.py")} - {*HOMES, PACKAGE / "support" / "wrappers.py"})
-# `_name`, also behind a dot or colons (`torch._C`, `aten::_softmax`); not `__name__`, not `a_name`.
+# Match `_name`, even after a dot or colons (`torch._C`, `aten::_softmax`), not `__name__`, `a_b`.
 PRIVATE = re.compile(r"(?<!\w)_[A-Za-z]\w*|\btorch_(?:dynamo|inductor|functorch)\w*")
-# Private names outside torch, by where they come from. A new one has to be added here.
+# Private names from elsewhere than torch, by origin. Add new ones here.
 OTHERS = {
     "Python": "_getframe _asdict _replace _fields _filters_mutated _actions _option_string_actions "
     "_get_positional_actions _DummyThread _thread _frozen_importlib _abc _collections _ctypes "
@@ -35,11 +35,11 @@ OTHERS = {
     "_launched_function _launched_result _launched_value",
 }
 NO_NAMES_OF_TORCH = frozenset(" ".join(OTHERS.values()).split())
-nodes = functools.lru_cache(1)(lambda text: [*ast.walk(ast.parse(text))])  # walks take long
+nodes = functools.lru_cache(1)(lambda text: [*ast.walk(ast.parse(text))])  # walking is slow
 
 
 def own_names(text: str) -> set[str]:
-    """Return the private names of functions, classes, variables and attributes of `self`."""
+    """Return the private functions, classes, variables and attributes of `self` in the code."""
     names: set[str] = set()
     for node in nodes(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -53,7 +53,7 @@ def own_names(text: str) -> set[str]:
 
 
 def attributes(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the private attributes that code reads or writes, and whether they are of `self`."""
+    """Yield each private attribute that code uses, and whether it is one of `self` or `cls`."""
     for node in nodes(text):
         if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr):
             yield node.attr, ast.unparse(node.value) in ("self", "cls", "super()")
@@ -62,7 +62,7 @@ def attributes(text: str) -> Iterator[tuple[str, bool]]:
 def in_text(text: str) -> Iterator[str]:
     """Yield the private names in strings, docstrings, comments and imports.
 
-    Behind a value in an f-string `_name` ends a longer word: f"{flag}_seconds".
+    In an f-string, `_name` right after a value is skipped, as in f"{flag}_seconds".
     """
     endings = {
         id(after)
@@ -85,9 +85,9 @@ def in_text(text: str) -> Iterator[str]:
 
 
 def foreign_names(text: str, anywhere: frozenset[str] = frozenset()) -> set[str]:
-    """Return the private names in a file that neither the file nor OTHERS explains.
+    """Return the private names in a file that neither the file nor OTHERS defines.
 
-    Attributes of `self` may come from a base class: names that are defined `anywhere` are fine.
+    Attributes of `self` may come from a base class, so names in `anywhere` are left out.
     """
     found = {name for name, is_self in attributes(text) if not (is_self and name in anywhere)}
     return (found | {*in_text(text)}) - own_names(text) - NO_NAMES_OF_TORCH
@@ -115,7 +115,7 @@ def test_each_name_is_called_in_a_test(home: Path) -> None:
 
 
 def defined(path: Path) -> Iterator[str]:
-    """Yield the functions and constants of a file."""
+    """Yield the names of a file's functions and constants."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):
             yield node.name

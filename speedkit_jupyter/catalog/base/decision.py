@@ -1,4 +1,4 @@
-"""Records: the request for a switch, the decision with its reason, the equivalent torch code."""
+"""The request for a switch, the decision about it, and equivalent torch code, as dataclasses."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Request:
         """Return a decision that applies the value only on explicit request.
 
         Args:
-            obstacle: the reason to leave the optimization off; empty if the value is possible.
+            obstacle: the reason why the optimization must stay off; empty if there is none.
             otherwise: the reason why `auto` leaves the optimization off if there is no obstacle.
             rule: the rule of an active decision; `more` are further fields of that Decision.
         """
@@ -101,15 +101,15 @@ class Request:
         return self._decision(value, rule, active=True, asked=True, **more)
 
     def leave(self, value: Any, rule: str = "", **more: Any) -> Decision:
-        """Return a decision that changes nothing; `value` is in force without SpeedKit."""
+        """Return an inactive decision with this value: the plan changes nothing."""
         return self._decision(value, rule, **more)
 
     def offer(self, value: Any, worth_measuring: Any, rule: str, **more: Any) -> Decision:
-        """Return a decision that changes nothing, and names a value to measure."""
+        """Return an inactive decision with this value, and with a value that is worth measuring."""
         return self._decision(value, rule, worth_measuring=worth_measuring, **more)
 
     def decline(self, value: Any, rule: str, **more: Any) -> Decision:
-        """Return a decision that changes nothing; an explicit request counts as declined."""
+        """Return an inactive decision with this value; an explicit request counts as declined."""
         return self._decision(value, rule, declined=self.explicit, **more)
 
     def _decision(self, value: Any, rule: str, **more: Any) -> Decision:
@@ -119,7 +119,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Snippet:
-    """Python source code that applies a decision, by its location in a script.
+    """Python source code that applies a decision, in parts for different places in a script.
 
     The source uses the names `model` and `loss`, and the placeholder `{optimizer}`.
     """

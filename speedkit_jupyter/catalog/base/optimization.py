@@ -1,4 +1,4 @@
-"""The base class of the switches: decisions, applying, undoing, and equivalent torch code."""
+"""Base classes: Optimization for the switches, and Fields for options with named fields."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ BY_REQUEST = "changes the model's results, so it is applied on request only"
 class Fields(BaseModel):
     """Options with named fields.
 
-    A single word (`compile: false`) sets the first field. A word of another field (`compile:
-    blocks`) sets that field and turns the first field on.
+    A single word (`compile: false`) sets the first field. A word that only a later field allows
+    (`compile: blocks`) sets that field, and sets the first field to true.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,7 +55,7 @@ class Fields(BaseModel):
 
 
 def described(options: Any) -> Any:
-    """Return the annotation; without a Field, add one whose description lists the allowed words."""
+    """Return the annotation; if it has no Field, add one whose description lists allowed words."""
     if any(isinstance(one, FieldInfo) for one in getattr(options, "__metadata__", ())):
         return options
     return Annotated[options, Field(description=", ".join(choices(options)))]
@@ -95,7 +95,7 @@ class Optimization(ABC):
     frameworks_choose: ClassVar[bool] = False  # True if Trainer code needs inactive decisions, too
     lowers: ClassVar[bool] = False  # True if the entry reduces the precision of products
     supersedes: ClassVar[frozenset[str]] = frozenset()  # entries replaced by this entry in a search
-    rivals: ClassVar[bool] = False  # True if only a search can find the best value
+    rivals: ClassVar[bool] = False  # True if no value is best in general: a search compares them
     library: ClassVar[str] = ""  # PyPI name of the optional library that the entry calls
     bare: ClassVar[str] = ""  # value that the bare name sets in `--compare`, if not `true`
     none: ClassVar[Any] = False  # the value that changes nothing
@@ -145,7 +145,7 @@ class Optimization(ABC):
         """Return the decision; use only the arguments, so that plans for other machines work."""
 
     def as_is(self, facts: Facts) -> Any:
-        """Return the value that changes nothing: the flag's current value, or `none` if no flag."""
+        """Return the value that changes nothing: the flag's value in `facts`, or else `none`."""
         return facts.flags.get(self.flag, self.none)
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
@@ -213,7 +213,7 @@ class Optimization(ABC):
         return {}
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        """Return the state that the entry changes, by name: now, or under `planned` if given."""
+        """Return the state that the entry changes, by name; with `planned`, the expected state."""
         return {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
@@ -253,7 +253,7 @@ def call(function: str, *sources: str, **values: object) -> str:
 
 
 def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-    """Return the decision; inactive if torch lacks a name, or if a rule alone changes the model."""
+    """Return the decision: inactive if torch lacks an API, or if CHANGES_MODEL is not requested."""
     try:
         entry.process_flags()
         decision = entry.decide(request, hardware, facts)

@@ -31,9 +31,9 @@ class Memo:
     scaler: Any = None  # the plan's GradScaler, kept with the context
     compiled_call: Any = None  # the plan's CompiledCode
     graphed: Any = None  # the plan's Graphed wrapper, which replays a CUDA graph
-    # By layer: fingerprints of the original weights, and the quantized weight or layer.
+    # For each layer, fingerprints of the original weights, and the quantized weight or layer.
     quantized: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
-    # By convolution: whether views shared the weight's memory when the plan was first applied.
+    # For each convolution, whether views shared the weight's memory before the plan.
     followed: MutableMapping[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
     preexisting: weakref.WeakSet[Any] | None = None  # optimizers that existed before the plan
     # Facts of the optimizers that were created under the plan and switched to fused kernels.
@@ -74,7 +74,7 @@ class Target:
 
     @property
     def model(self) -> torch.nn.Module:
-        """Return the model, or the model inside a deleted wrapper; None if both are deleted."""
+        """Return the model, or the model inside its deleted wrapper; None if neither exists."""
         alive = (reference() for reference in self._layers)
         return next((one for one in alive if one is not None), cast("torch.nn.Module", None))
 
@@ -85,7 +85,7 @@ class Target:
 
     @contextmanager
     def searched_once(self) -> Iterator[None]:
-        """Search for optimizers at most once in the block; the block must not create optimizers."""
+        """Let `live_optimizers` search only once in the block, which must not create optimizers."""
         outer, self.remember = self.remember, True
         try:
             yield
@@ -121,7 +121,7 @@ def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
     def with_subclasses(kind: type) -> set[type]:
         return {kind}.union(*map(with_subclasses, kind.__subclasses__()))
 
-    # `type()`, because isinstance() would evaluate the `__class__` of proxies and lazy modules. The
+    # Compare `type()`: isinstance() would evaluate the `__class__` of proxies and lazy modules. The
     # garbage collector finds the instances of a class faster than a loop over all objects.
     kinds = with_subclasses(torch.optim.Optimizer)
     return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
@@ -129,7 +129,7 @@ def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
 
 @contextmanager
 def overridden(target: Target, names: Iterable[str], change: Callable[[], None]) -> Iterator[None]:
-    """Set flags by `change()` in the block, then restore them; add user-set flags to `kept`."""
+    """Set flags by `change()` in the block, then restore them; `kept` gets user-changed flags."""
     layer = flags.OVERRIDES.push(names, change)
     try:
         yield

@@ -64,7 +64,7 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the model's repeated blocks in order, without nested blocks.
 
     Repeated blocks are two or more modules of one class in a ModuleList, ModuleDict or Sequential.
-    The class has submodules, and in some container two modules have equal tensor names and shapes.
+    They have submodules, and in some container two of them have equal tensor names and shapes.
     """
     groups = [(module, *pair) for module in model.modules() for pair in _siblings(module)]
     kinds = {kind for _, kind, group in groups if _has_equals(group)}
@@ -86,7 +86,7 @@ def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
 
 
 def _has_equals(group: Group) -> bool:
-    """Return whether two modules with children have equal, nonempty `shapes`; never for lists."""
+    """Return whether two of the modules (not lists) have children, and equal, nonempty `shapes`."""
     is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
     if is_list or not any(True for _ in group[0].children()):
         return False
@@ -186,7 +186,7 @@ class Facts:
     compiled: Compiled = "no"
     classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)  # modules per class
     block_names: tuple[str, ...] = ()  # names of blocks that the user has not compiled
-    blocks_of_torch: bool = False  # True if some block has torch's own `forward`
+    blocks_of_torch: bool = False  # True if one of these blocks has torch's own `forward`
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False  # True if optimizers may be created after planning
     precision: str = "fp32"  # planning sets this field and the next three

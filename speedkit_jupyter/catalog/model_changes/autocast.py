@@ -27,7 +27,7 @@ from speedkit_jupyter.torchglue.storage import marks
 # Frozen weights of at least this many elements are cast once. Speed-up for inputs of 16 rows: 1.16×
 # with 1,024 × 1,024 elements, 1.0× with 512 × 512 (AMD EPYC, 2 cores).
 CAST_ONCE = 1 << 19
-# One token per plan that lowers precision. A global, because plans share one patch of `Cache`.
+# One object per plan that lowers precision. A global, because plans share one patch of `Cache`.
 _PLANS: list[object] = []
 
 
@@ -80,7 +80,7 @@ def _is_frozen(weight: Any) -> TypeGuard[torch.Tensor]:
 
 
 def cast_once(model: torch.nn.Module, notes: dict[str, str], only_in: int | None) -> list[Call]:
-    """Return a CastOnce per large frozen linear layer unless patched or compiled; add a note."""
+    """Return a CastOnce for each large, frozen, unpatched, uncompiled linear layer; add a note."""
     every = filter(_is_linear, model.modules())
     linears = [one for one in every if _is_frozen(parameter_table(one).get("weight"))]
     plain = [one for one in linears if not has_own_forward(one) and not is_compiled_by_user(one)]

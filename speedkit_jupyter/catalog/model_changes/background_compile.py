@@ -40,7 +40,7 @@ class SubprocessCompiler:
         self.why_not = ""
 
     def trace(self, graph: Any, inputs: Any) -> Callable[..., Any]:
-        """Record a graph and its input shapes, or set `why_not`; return the graph's `forward`."""
+        """Record a graph and input shapes; if that fails, set `why_not`. Return `graph.forward`."""
         try:
             recorded = copy.deepcopy(graph)
             recorded.meta.clear()
@@ -87,13 +87,13 @@ class SubprocessCompiler:
     def _mark_in(self, folder: str | None) -> Path:
         """Return the file that marks the graphs as compiled; `Path()` if they can't be marked."""
         codes = [(str(graph.graph), *rest) for graph, *rest in self._graphs]
-        if folder is None or "get_attr" in str(codes):  # equal code may have other constants
+        if folder is None or "get_attr" in str(codes):  # equal code may have different constants
             return Path()
         words = repr((codes, sorted(self._options.items()), torch.get_num_threads()))
         return Path(folder, f"speedkit-{hashlib.sha256(words.encode()).hexdigest()[:32]}")
 
     def is_done(self) -> bool:
-        """Mark compiled graphs or set `why_not`; return whether compiling is over or not needed."""
+        """Mark graphs once compiled; on failure set `why_not`. Return whether compiling is over."""
         code = None if self._process is None else self._process.poll()
         if code == 0 and self._mark != Path():
             with suppress(OSError):
@@ -112,7 +112,7 @@ class SubprocessCompiler:
 
 
 def _description(value: Any) -> Any:
-    """Return a tensor's properties, or a number itself. Raises TypeError for other values."""
+    """Return a tensor's properties, or a number unchanged. Raises TypeError for other values."""
     if isinstance(value, torch.Tensor):
         kind = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else None
         place = (tuple(value.shape), value.stride(), value.dtype, value.device)

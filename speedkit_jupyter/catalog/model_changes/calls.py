@@ -65,7 +65,7 @@ class Call:
 
 
 class Calls(overrides.Property):
-    """The wrappers around a module's calls; with equal `order`, the last plan's is outermost."""
+    """The wrappers around a module's calls; of equal `order`, the last applied is outermost."""
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
         return thing.__dict__.get(COMPILED_CALL, overrides.MISSING)
@@ -82,7 +82,7 @@ class Calls(overrides.Property):
         own = None if layers.original is overrides.MISSING else layers.original
         inner = own
         for call in sorted(layers.overrides.values(), key=lambda call: call.order):
-            if own is None or not call.compiles:  # the user's compiled code replaces ours
+            if own is None or not call.compiles:  # the user's compiled code replaces a plan's
                 call.inner, inner = inner, call
         if inner is not None:
             thing.__dict__[COMPILED_CALL] = inner
@@ -198,7 +198,7 @@ def parts_called(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]
 
 
 def _parts(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield (expression, child), with containers replaced by items; also peft layers' children."""
+    """Yield (expression, child): items instead of containers, and also children of peft layers."""
     is_dict = isinstance(module, torch.nn.ModuleDict)
     for key, child in module_table(module).items():
         called = f"{name}.{key}" if key.isidentifier() and not is_dict else f"{name}[{key}]"

@@ -31,7 +31,7 @@ TAKEN_OVER = "compiled by another process while it ran as before"
 
 
 class CompiledCode:
-    """A plan's compiled forward passes, run uncompiled after a failure; keeps no module alive."""
+    """Run a plan's forward passes compiled, or uncompiled after a failure; keep no module alive."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class CompiledCode:
         self.forwards: set[Any] = set()  # the `forward` functions of the classes of all parts
 
     def run(self, call: Call, args: Any, kwargs: Any) -> Any:
-        """Return the call's result: compiled if possible; raise compiler errors if `required`."""
+        """Return the call's result, compiled if possible; if `required`, raise compiler errors."""
         if is_transforming():  # else Dynamo would leave the code uncompiled permanently
             return call.below(*args, **kwargs)
         if self._background is not None:
@@ -80,7 +80,7 @@ class CompiledCode:
             return self._run_plainly(error, call, args, kwargs)
 
     def _check_background(self, other: SubprocessCompiler, module: torch.nn.Module) -> None:
-        """Start the child at the first module's second call; compile here once the child ends."""
+        """Start the child process at the first module's second call; compile here once it ends."""
         if current_node() is not None:  # a recomputation must run as its forward pass did
             return
         if not self._first:
@@ -104,7 +104,7 @@ class CompiledCode:
             self._background.end()
 
     def _check(self, result: Any, graphs: int | None) -> None:
-        """Set `forwards`; note if nothing was compiled. Raises RuntimeError for double backward."""
+        """Set `forwards`; note if nothing was compiled. Raises RuntimeError for a SECOND node."""
         if any(node.name() == SECOND for node in graph_of(tree_leaves(result))):
             raise RuntimeError("compiled code has no double backward, and the model needs it")
         parts = (part for module in self.modules for part in module.modules())
@@ -138,7 +138,7 @@ class CompiledCall(Call):
         self.code = code
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Return one call's result; torch.compile of surrounding code traces the plain call."""
+        """Return the call's result; if the user compiles surrounding code, trace the plain call."""
         if torch.compiler.is_compiling():
             return plain_call(self.module)(*args, **kwargs)
         return self.code.run(self, args, kwargs)
@@ -147,9 +147,9 @@ class CompiledCall(Call):
 def _compile(
     options: Mapping[str, Any], modules: int, background: SubprocessCompiler | None = None
 ) -> Callable[..., Any]:
-    """Return a compiled function that calls a module; `Module.compile()` skips torch.nn classes.
+    """Return a compiled function that calls a module; `Module.compile()` would skip torch.nn.
 
-    Equal modules share code; others get one graph each. With `background`, graphs run uncompiled.
+    Equal modules share code, different ones do not. With `background`, graphs run uncompiled.
     """
 
     def forward(module: torch.nn.Module, args: Any, kwargs: Any, recomputes: bool) -> Any:

@@ -79,7 +79,7 @@ class Property(ABC):
 
 
 class Layers:
-    """An object's original state and its overrides, the active one last; not the object itself."""
+    """An object's original state and overrides, the active one last; no reference to the object."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -99,7 +99,7 @@ class PropertyOverride:
         self.things: MutableMapping[Any, None] = WeakIdKeyDictionary()
 
     def add(self, thing: Any, override: Any) -> None:
-        """Apply an override on top of other plans' overrides; user changes become the original."""
+        """Apply an override on top of earlier ones; a user's change becomes the original state."""
         every, owner = self._property.every(), self._property
         layers = every.get(thing)
         if layers is None:
@@ -149,13 +149,13 @@ def put_back_entries(holder: Any, values: Mapping[str, Any]) -> None:
             holder[name] = value
 
 
-# The name of a module's table (PARAMETERS, MODULES; empty: its `__dict__`), and a key in it.
+# A place in a module: a table (PARAMETERS, MODULES, or empty for `__dict__`), and a key in it.
 Slot = tuple[str, str]
 FORWARD: Slot = ("", "forward")
 
 
 class StandIn(NamedTuple):
-    """A replacement (for a method: a function), and the word under which reports count it."""
+    """A replacement (a function for a method), and the word under which reports count it."""
 
     value: Any
     word: str

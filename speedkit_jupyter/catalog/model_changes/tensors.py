@@ -21,7 +21,7 @@ Stride = tuple[int, ...]
 
 
 class WeightLayout(NamedTuple):
-    """A weight's strides; `odd` has the strides of its gradient and state that differ, by name."""
+    """A weight's strides; `odd` maps names of gradient and state tensors to strides that differ."""
 
     stride: Stride
     odd: dict[str, Stride]
@@ -49,7 +49,7 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
 class WeightStrides(Property):
     """The strides of a module's weight, and of the weight's gradient and optimizer state.
 
-    `thing` is the module: weights may be replaced, and a weak reference blocks `swap_tensors`.
+    `thing` is the module: its weight may be replaced, and weak references block `swap_tensors`.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> WeightLayout:
@@ -85,7 +85,7 @@ LAYOUT = WeightStrides()
 
 
 def restride(tensor: torch.Tensor, stride: Stride) -> None:
-    """Give a tensor new memory with these strides, unless it has them; object and values stay."""
+    """Give a tensor new memory with these strides if they differ; keep the object and values."""
     if tensor.stride() != stride:
         dtype, device = tensor.dtype, tensor.device
         new = torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device)
@@ -176,7 +176,7 @@ def _has_strides_of(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class TensorDevice(Property):
-    """The device of a parameter or buffer; gradient and optimizer state follow."""
+    """The device of a parameter or buffer, and of its gradient and optimizer state."""
 
     def found(self, thing: torch.Tensor, optimizers: Optimizers) -> str:
         return str(thing.device)
@@ -203,7 +203,7 @@ Values = Mapping[str, Any]
 
 
 class OptimizerSettings(NamedTuple):
-    """An optimizer's settings without plans; keys of `groups` are ids of first parameters."""
+    """An optimizer's settings without plans; the keys of `groups` come from `_key`."""
 
     defaults: Values
     groups: dict[int, Values]
@@ -215,7 +215,7 @@ class OptimizerSettings(NamedTuple):
 
 
 class Fused(Property):
-    """`fused=True` in an optimizer's defaults and groups; float32 `step` on parameters' devices."""
+    """An optimizer's `fused=True`, with each `step` in float32 on the device of its parameter."""
 
     def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> OptimizerSettings:
         groups = {_key(g): _settings(g) for g in thing.param_groups if g["params"]}
@@ -256,7 +256,7 @@ FUSED = Fused()
 
 
 def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state_dict with settings and `step` as without plans; share other tensors."""
+    """Return the state_dict with the user's settings and matching `step`s; share other tensors."""
     original = FUSED.original(optimizer)
     if original is MISSING:
         return state

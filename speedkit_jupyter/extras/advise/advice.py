@@ -64,7 +64,7 @@ def without(share: float) -> float:
 
 @dataclass(frozen=True)
 class Subject:
-    """A step's models, optimizers and loaders. Trials get them; an Advice keeps no reference."""
+    """A step's models, optimizers and loaders, which trials receive and an Advice does not keep."""
 
     models: Sequence[torch.nn.Module] = ()
     optimizers: Sequence[torch.optim.Optimizer] = ()
@@ -86,16 +86,16 @@ class Subject:
         return [one for one in self.parameters if one.requires_grad and id(one) not in held]
 
 
-# A function that returns a context manager, which applies the remedy to the Subject in a block.
+# A function of a Subject that returns a context manager, in which the remedy is applied.
 Remedy = Callable[[Subject], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Opportunity:
-    """A reason why a step is slow, with its `evidence` and the code to write instead, `remedy`.
+    """A reason why a step is slow, with `evidence` and a `remedy`: the code to write instead.
 
     `gain` is the expected gain of the whole step. `trial` applies the remedy in a measurement; if
-    None, the user applies it. Only some rules set the slow lines, `spots`, or the slow `part`.
+    None, the user must write it. Only some rules set the slow lines, `spots`, or the slow `part`.
     """
 
     title: str

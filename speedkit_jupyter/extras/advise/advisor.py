@@ -28,12 +28,12 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_l
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 
-# Share of the budget for one comparison of model calls by a rule, after the profile.
+# Share of the budget that a rule may spend on comparing two model calls, after the profile.
 TRIALS = 0.1
 
 
 class Advisor:
-    """Find opportunities: drain `run()`, then read `result()`. `subject` is the step's name."""
+    """Find opportunities: exhaust `run()`, then call `result()`. `subject` is the step's name."""
 
     def __init__(self, profiler: Profiler, subject: str = "") -> None:
         self._profiler = profiler
@@ -101,7 +101,7 @@ def loaders_of(step: Step) -> list[DataLoader[Any]]:
 class Advised:
     """The last advice, whose opportunities can be tried by number or rule.
 
-    `step` creates the step again; `asked` has the names of function, model and loader, if given.
+    `step` creates the step again; `asked` has the given names of step, model and loader.
     """
 
     opportunities: list[Opportunity]
@@ -141,7 +141,7 @@ def advise(
     loader: DataLoader[Any] | None = None,
     budget_s: float | None = None,
 ) -> Advice:
-    """Return opportunities to make `step()` faster, and undo the changes that the calls made.
+    """Find opportunities to make `step()` faster, and undo the changes that its calls make.
 
     The step is profiled as by `profile`, one more call is observed, and each rule is applied.
 

@@ -53,7 +53,7 @@ class ObservedModelCall:
         return tensors_in((self.args, self.kwargs))
 
     def with_rows(self, times: int) -> ObservedModelCall:
-        """Return a call on `times` times the rows; each input is one row if any is 0-D or 1-D."""
+        """Return a call on `times` times the rows; if any input is 0-D or 1-D, each is one row."""
         is_row = any(one.dim() < 2 for one in self.inputs)
 
         def grown(leaf: Any) -> Any:
@@ -68,7 +68,7 @@ class ObservedModelCall:
 
 @dataclass
 class LoaderTimes:
-    """Seconds of waiting for a loader: `next_s` per batch; `waited_s` also for loop starts."""
+    """Seconds of waiting for a loader: `next_s` for each batch, `waited_s` for all its `loops`."""
 
     loader: DataLoader[Any]
     loops: int = 0
@@ -80,7 +80,7 @@ class LoaderTimes:
 class ObservedCall:
     """Observations of one call of the step, including optimizers and loaders that the call creates.
 
-    `calls` are the outermost module calls, and `draws` has times by loader id. `held` has the ids
+    `calls` are the outermost module calls, and `draws` has waits by loader id. `held` has the ids
     of parameters in optimizers that stepped, `got_gradients` ids of parameters with new gradients.
     """
 
@@ -143,7 +143,7 @@ class ObservedCall:
 
 
 def observed(call: Callable[[], object], parameters: Sequence[Any] = ()) -> ObservedCall:
-    """Run `call` and return observations; only `parameters` are watched for new gradients."""
+    """Run `call` and return observations; new gradients are noted for `parameters` only."""
 
     def gradients() -> dict[int, tuple[int, int] | None]:
         """Return each gradient's id and version by parameter id; None for a missing gradient."""
@@ -170,7 +170,7 @@ def observed(call: Callable[[], object], parameters: Sequence[Any] = ()) -> Obse
 
 
 def _executed(call: Callable[[], object]) -> Counter[CodeType]:
-    """Run `call` and return call counts by user function; none if another profiler is active."""
+    """Run `call`; return call counts of the user's functions, empty if a profiler is active."""
     ran = Counter[CodeType]()
     if sys.getprofile() is not None:
         call()
@@ -190,7 +190,7 @@ def _executed(call: Callable[[], object]) -> Counter[CodeType]:
 
 @dataclass(frozen=True)
 class FunctionCode:
-    """The syntax tree and call count of a function or cell; `nodes` enters no inner definition."""
+    """A function's or cell's syntax tree and call count; `nodes` enters no inner definitions."""
 
     code: CodeType
     tree: ast.AST
@@ -253,8 +253,8 @@ def dotted(node: ast.AST) -> str:
 class Situation:
     """The objects and measurements that a rule examines.
 
-    `cores` counts usable CPU cores. `names` has code for modules and loaders, by their id.
-    `settle` restores state. `ratio` takes up to `trial_s`. `found` has opportunities found so far.
+    `cores` counts usable CPU cores. `names` has expressions for modules and loaders, by object id.
+    `settle` restores state. `trial_s` limits `ratio`. `found` has earlier rules' opportunities.
     """
 
     profile: Profile
@@ -299,9 +299,9 @@ class Situation:
         return self.names.get(id(value)) or otherwise
 
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float:
-        """Return the first call's time ÷ the second's, under no_grad; 0 if the first pair fails.
+        """Return `first`'s time ÷ `second`'s time, under no_grad; 0 if the first pair fails.
 
-        Up to five more pairs run within `trial_s`, and replace the first. `settle` runs last.
+        Up to five more pairs of calls, within `trial_s`, replace the first. `settle` runs last.
         """
         pairs, begun_s = list[list[float]](), clock.now()
         with suppress(Exception), torch.no_grad():  # the model may refuse another number of rows

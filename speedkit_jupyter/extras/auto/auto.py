@@ -152,7 +152,7 @@ class Auto:
     def end_cell(self, in_notebook: bool = True) -> list[str]:
         """Stop racing until the next cell; the winner of each loop, if any, stays in force.
 
-        Return summaries of the longer loops (with magics if `in_notebook`), then refusals.
+        Return summaries of all but short loops (naming magics if `in_notebook`), then refusals.
         """
         if why := self._discovery.obstacle():
             self._refuse([], why)
@@ -233,7 +233,7 @@ class Auto:
         found.end()
 
     def _predicts(self, model: torch.nn.Module) -> None:
-        """Add a loop for a model that only predicts; not for known models or in a measurement."""
+        """Add a loop for a model that only predicts, unless it is known or a measurement runs."""
         if not is_measuring() and not self._is_known(model):
             self._add([model], [], 0)
 
@@ -257,7 +257,7 @@ class Auto:
                     self._end(known)  # a model has one loop: the known loop predicts or is over
                     self._over += [known] if known.trains else []
             keep = ("precision",) if found is not None and found.has_autocast else ()
-            with uninterrupted():  # else Ctrl-C could leave the loop's layers on the models
+            with uninterrupted():  # else Ctrl-C could leave the loop's wrappers on models
                 loop = RacedLoop(models, optimizers, period, *self._options, keep=keep)
                 self.loops.append(loop)
         except Exception as error:

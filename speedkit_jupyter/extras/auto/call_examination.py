@@ -1,6 +1,6 @@
 """Check the results of a plan: repeat a step's model calls under the plan, on the user's batch.
 
-The user's own step provides the results of the calls, and the gradients of these results. So the
+The user's own step provides the right results of the calls, and these results' gradients. So the
 check needs no loss function, and repeats only the calls and their backward passes.
 """
 
@@ -61,7 +61,7 @@ class NotedCall:
 
 
 class Examiner:
-    """The examinations of a loop's plans; each repeats the calls of a step that ran without a plan.
+    """Examine a loop's plans: repeat, under a plan, the calls of a step that ran without a plan.
 
     While `is_recording`, a step is recorded, to be repeated under the plan `name` or, if `name`
     is empty, for the compiler. `seconds` is the duration of the last repetition and comparison.
@@ -69,8 +69,8 @@ class Examiner:
 
     def __init__(self, plans: LoopPlans) -> None:
         self._plans = plans
-        self._outcomes: dict[frozenset[Any], str] = {}  # by rounding: an objection, or ""
-        self._failures = Counter[str]()  # by plan
+        self._outcomes: dict[frozenset[Any], str] = {}  # an objection, or "", for each rounding
+        self._failures = Counter[str]()  # failed examinations by plan
         self.name, self.is_recording, self.is_repeating, self.seconds = "", False, False, 0.0
         self._calls, self._gradients = list[NotedCall](), dict[int, torch.Tensor]()
         self._hooks: list[Any] = []
@@ -86,7 +86,7 @@ class Examiner:
                 self._hooks.append(one.register_hook(partial(self._note, self._gradients, id(one))))
 
     def recorded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call by `below`, and record the call unless MOST_CALLS calls are recorded already.
+        """Call `below`, and record the call unless MOST_CALLS calls are recorded already.
 
         A call that raises an error, or whose own backward pass ends the recording, is not recorded.
         """
@@ -124,7 +124,7 @@ class Examiner:
         _add(table, key, gradient)
 
     def _copied(self, arguments: list[Any]) -> snapshot.Snapshot | None:
-        """Return a copy of the objects in arguments; None without objects, or with an obstacle."""
+        """Return a snapshot of non-tensor arguments; None without any, or with an obstacle."""
         walk = Walk([] if self._is_large else [a for a in arguments if type(a) is not torch.Tensor])
         size = sum(getattr(one, "nbytes", 0) for one in walk.found.values())
         self._is_large |= len(walk.found) > snapshot.MOST_HELD or size > MOST_COPIED_BYTES
@@ -135,7 +135,7 @@ class Examiner:
         return snapshot.Snapshot(walk) if walk.found and not self._obstacle else None
 
     def _values(self) -> list[tuple[int, int]]:
-        """Return parameters' versions and addresses, which show in-place writes and `.data = …`."""
+        """Return parameters' versions and addresses, to detect in-place writes and `.data = …`."""
         every = parameters_of(self._plans.live_models)
         return [(version(one), one.data_ptr() if is_in_memory(one) else 0) for one in every]
 
@@ -155,7 +155,7 @@ class Examiner:
         return "" if is_right or not rounding else None
 
     def reject(self, name: str, why: str) -> str:
-        """Note and return `why`, an objection to all plans that round like `name` ("" for none)."""
+        """Note `why`, an objection or "", for all plans that round like `name`, and return it."""
         self._outcomes[self._plans.rounding(name)] = why
         return why
 
@@ -182,9 +182,9 @@ class Examiner:
 
     @contextmanager
     def repeating(self) -> Iterator[None]:
-        """End the recording; time its repetition in the block, and restore modules and generators.
+        """End the recording; time the block, which repeats it; restore modules and generators.
 
-        Raises ValueError if a step can't be repeated. Signals wait for a repeated call, or the end.
+        Raises ValueError if the step can't be repeated. Signals wait for user code, or the end.
         """
         with interrupts.interrupts_delayed():
             begun_s, self.is_repeating = clock.now(), True
@@ -207,7 +207,7 @@ class Examiner:
                 self.is_repeating, self.seconds = False, clock.now() - begun_s
 
     def not_examined(self, why: str) -> str | None:
-        """End the recording, count a failure; return an objection at MOST_EXAMINATIONS, or None."""
+        """End the recording, count a failure; from MOST_EXAMINATIONS on, return an objection."""
         self.end()
         self._failures[self.name] += 1
         is_over = self.name and self._failures[self.name] >= MOST_EXAMINATIONS
@@ -231,7 +231,7 @@ class Examiner:
     def repeat(self, compiles: bool, most_s: float = math.inf) -> Outcome:
         """Repeat the calls, inside `repeating`; return their results and the parameters' gradients.
 
-        Raises TimeoutError if a forward pass ends after `most_s` seconds.
+        Raises TimeoutError if a forward pass ends over `most_s` seconds after the first began.
         """
         every = parameters_of(self._plans.live_models)
         trained = [one for one in every if id(one) in self._gradients]
@@ -286,7 +286,7 @@ def expected_s(step_s: float) -> float:
 
 
 def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
-    """Return why bf16 or fp16 results may be kept (attribute, hook, too many objects), or ""."""
+    """Return why a model or hook may keep bf16 or fp16 results; "" if the models keep none."""
     try:
         held = [*snapshot.held_objects(models)]
     except ValueError as error:

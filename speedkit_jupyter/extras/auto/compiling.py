@@ -17,8 +17,8 @@ from speedkit_jupyter.extras.auto.race import Race
 from speedkit_jupyter.extras.auto.steps import Remaining
 from speedkit_jupyter.rounds import clock
 
-# Expected cost to the loop: TRACING_S seconds to trace the model, and two shares of compile time.
-# The compiling process slows the loop down (SLOWED); compiled code takes time to load (LOADING).
+# Expected cost to the loop: TRACING_S seconds to trace the model, plus two shares of the compile
+# time: SLOWED, since the compiling process slows the loop down, and LOADING, to load the code.
 # COMPILING_S is the estimated compile time in seconds for a model that is not on a CPU.
 TRACING_S, SLOWED, LOADING, COMPILING_S = 1.5, 0.1, 0.25, 20.0
 # Expected share of time that a compiled plan saves; fewest steps in a cell before compiling.
@@ -42,7 +42,7 @@ class BackgroundCompile:
         self._cost_s = TRACING_S + (SLOWED + LOADING) * compiling_s
 
     def is_due(self, race: Race, steps: int) -> bool:
-        """Pause the race and return True if the step after `steps` of the cell must be traced.
+        """Return True and pause the race if the step after `steps` in the cell must be traced.
 
         An earlier run's compiled winner is due at once; a settled race's leader is due after
         COMPILE_AFTER_STEPS, within the race's cost limit. The expected gain must exceed the cost.
@@ -89,7 +89,7 @@ class BackgroundCompile:
         self._begun_s, self.is_running = clock.now(), True
 
     def outcome(self, may_go_on: bool) -> str | None:
-        """Return "" once compiled, the reason if it failed, else None; stop unless `may_go_on`."""
+        """Return "" once compiled, why that failed, or None otherwise; stop unless `may_go_on`."""
         is_done = self.is_running and all(one.is_done() for one in self._compilers)
         if not self.is_running or (may_go_on and not is_done):
             return None

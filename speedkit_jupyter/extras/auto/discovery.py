@@ -1,4 +1,4 @@
-"""Find the user's loops by hooks on all modules."""
+"""Find the user's training and prediction loops by hooks on all modules."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.private import current_node, is_transforming
 from speedkit_jupyter.torchglue.storage import tensors_in
 
-# Maximum number of optimizer steps in one loop step: the period after which their order repeats.
+# Maximum number of optimizer steps in one loop step (a GAN has two). Their order must repeat.
 MOST_IN_A_PERIOD = 8
 # Minimum number of optimizer steps, or of calls without gradients, before a race begins.
 FIRST_STEPS = 3
-# After this many calls of known models, the search for other loops in a cell ends, because hooks on
-# all modules cost some 20 microseconds for each call of a module.
+# After this many calls of models whose loop is known, the search for other loops in a cell ends:
+# hooks on all modules cost some 20 microseconds for each call of a module.
 KNOWN_CALLS = 8
 
 
 class Discovery:
-    """The first steps of a new loop: its models, and its optimizers in the order of their steps.
+    """Record a new loop's first steps: its models, and its optimizers in the order of their steps.
 
     From `begin` to `end` the calls of all modules in this thread are watched. `models` are the
     outermost modules that were called with gradients enabled and have trainable parameters.
@@ -52,7 +52,7 @@ class Discovery:
         self.seconds = self._begun_s = 0.0
 
     def begin(self) -> None:
-        """Register global hooks for calls of modules, unless they are registered."""
+        """Register global hooks for calls of modules, unless already registered."""
         if self._handles:
             return
         here = threading.get_ident()
@@ -80,7 +80,7 @@ class Discovery:
 
     def _called(self, module: torch.nn.Module, needs_gradients: bool) -> None:
         parameter = next(iter(module.parameters()), None)
-        if parameter is None or current_node() is not None:  # a checkpoint's recomputation
+        if parameter is None or current_node() is not None:  # checkpointing repeats a call
             return
         if is_transforming():
             self._is_functional = True
@@ -103,10 +103,10 @@ class Discovery:
             self.end()
 
     def differentiated(self) -> None:
-        self._backward_passes += bool(self._handles)  # otherwise, all loops are known
+        self._backward_passes += bool(self._handles)  # without hooks, the search has ended
 
     def obstacle(self) -> str:
-        """Return why no race runs on a loop without optimizer steps; empty without such a loop."""
+        """Return why a loop without optimizer steps can't race; "" if there is no such loop."""
         if self.optimizers:
             return ""
         if self._is_functional:

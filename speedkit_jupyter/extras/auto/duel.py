@@ -26,12 +26,12 @@ LOOKS = (5, 10, 15, 22, 33)
 # round fewer if the plan's last block ended early (HOPELESS), and one fewer against a proven plan.
 WORTH, SLOWER_ROUNDS = 1.02, 3
 # A rival's block ends early if LEAST_STEPS or more timed steps all take over HOPELESS times the
-# leader's usual time, or the first two of its first block HOPELESS_AT_ONCE times. Only steps longer
-# than the leader's slowest count. One step alone ends the block if it takes longer by TOO_LONG_S
-# seconds and by more than the race may cost so far. The round then drops the rival if the rival's
-# time is over HOPELESS_AT_ONCE times the leader's, or over HOPELESS times a proven leader's.
+# leader's usual time, or if the first two steps of its first block take over HOPELESS_AT_ONCE times
+# that, and all exceed the leader's slowest step. A single step also ends the block if it is
+# slower by TOO_LONG_S seconds, and by more than the race may cost so far. The round then drops a
+# rival that takes over HOPELESS_AT_ONCE times the leader's time (HOPELESS times a proven leader's).
 HOPELESS, HOPELESS_AT_ONCE, TOO_LONG_S = 1.4, 4.0, 1.0
-# A rival is likely faster if it was LIKELY times as fast in each of LIKELY_ROUNDS or more rounds.
+# A rival is likely faster if it was LIKELY times as fast in all rounds, LIKELY_ROUNDS or more.
 # Steps between rounds then run under the rival, and further blocks have one timed step.
 LIKELY, LIKELY_ROUNDS = 1.2, 2
 
@@ -41,7 +41,7 @@ class Block:
     """Consecutive steps of one plan.
 
     `ratios` holds each step's time ÷ `usual_s`, the leader's usual time for a step of that kind.
-    `slower` are the same ratios, but 0 for a step that is not longer than the leader's slowest.
+    `slower` are the same ratios, but 0 for a step no longer than the leader's slowest step.
     `wall_s` are the seconds of all steps; other programs delayed them by at most `delay_s`, as
     `load` measured. `has_left` is true if the block ended early.
     """
@@ -78,10 +78,10 @@ class Block:
         return median_low(self.ratios[LEAD:] or self.ratios)
 
     def excess_s(self, is_first: bool) -> float:
-        """Return the estimated extra seconds of the steps over the leader's, without delays.
+        """Return the block's estimated extra seconds compared with the leader, minus delays.
 
-        Steps count by the median ratio. The lead-in of a plan's first block (it may build kernels)
-        and the step after which a block ended early count in full.
+        Every step is charged at the block's median ratio; two at their own ratio if it is higher:
+        a plan's very first step, which may build kernels, and the step that ended a block early.
         """
         middle = max(0.0, self.relative - 1)
         alone = [self.ratios[0]] * is_first + [self.ratios[-1]] * self.has_left
@@ -91,11 +91,11 @@ class Block:
 
 @dataclass
 class Duel:
-    """Rounds of a plan against the leader, one of at most `duels` duels in the race.
+    """The rounds of the plan `rival` against `leader`; the race has at most `duels` duels.
 
-    `pairs` are the relative times of the blocks, the leader's first, and `calm` the pairs of rounds
-    that no other program delayed. `lost_s` are the seconds that the duel has cost. `were_delayed`
-    is true if other programs delayed a hopeless duel's last round, or most rounds of a noisy duel.
+    `pairs` has the relative times of leader and rival in each round; `calm` has the pairs of rounds
+    that no other program delayed. `lost_s` are the seconds that the duel has cost, and
+    `were_delayed` tells if delays hit a hopeless duel's last round, or most rounds of a noisy duel.
     """
 
     leader: str
@@ -143,7 +143,7 @@ class Duel:
 
     @property
     def ratios(self) -> list[float]:
-        """Return leader ÷ rival times of all rounds, or of calm rounds if LOOKS[0] are calm."""
+        """Return leader's ÷ rival's time by round; of calm rounds only, if LOOKS[0] are calm."""
         pairs = self.calm if len(self.calm) >= LOOKS[0] else self.pairs
         return [leader / rival for leader, rival in pairs]
 

@@ -1,4 +1,4 @@
-"""Hold the plans of one loop: put a plan into force, apply and store the winner."""
+"""Hold the plans of one loop, put a plan into force, and apply and store the winner."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_PLANS = 8
 class LoopPlans:
     """The plans for the models and optimizers of one loop, and the plan in force.
 
-    `candidates` holds the plans by name, and `facts` describes each model without a plan.
+    `candidates` holds the plans by name, and `facts` describes the models without a plan.
     `learned` has the proof of an earlier run's winner, by name. `trains` is false for models that
     only predict, which have no optimizers here.
     """
@@ -112,7 +112,7 @@ class LoopPlans:
         return self._contexts[name]
 
     def rounding(self, name: str) -> frozenset[Any]:
-        """Return a plan's parts that change the rounding of a model's calls: names and values."""
+        """Return names and values of a plan's optimizations that change how model calls round."""
         values = self.candidates[name].values
         return frozenset((one, str(values[one])) for one in values.keys() & ROUNDS)
 
@@ -168,7 +168,7 @@ class LoopPlans:
             _, context = apply_speedups(model, config, optimizer=holding(optimizers, model))
             self._applied.append(context)
             if self.is_compiled(name):
-                with hidden(model):  # hiding searches for optimizers: some 60 ms
+                with hidden(model):  # takes some 60 ms, to search for optimizers
                     context.adopt_compiled(known)
 
     @property
@@ -209,7 +209,7 @@ class LoopPlans:
     # --- learned plans ---
 
     def look_up(self, args: Any, kwargs: Any) -> str:
-        """At the first call, add an earlier run's winner; return its name minus compile, or ""."""
+        """On the first call, add a stored winner; return its name without compile, or ""."""
         if self._task is not None:
             return ""
         optimizers = tuple(str(one) for facts in self.facts for one in facts.optimizers)
@@ -227,7 +227,7 @@ class LoopPlans:
         if COMPILE not in plan.values or self.can_compile:
             self.candidates[plan.name] = plan
             self.learned[plan.name] = Ratio(speedup, low, high, 0)
-        plan = plan.without(COMPILE)  # this part races until the code is loaded
+        plan = plan.without(COMPILE)  # races until the compiled code is loaded
         if not plan.values:
             return ""
         self.candidates = {plan.name: plan, **self.candidates}

@@ -69,14 +69,14 @@ class CellRaces:
         self._live.show(document)
 
     def _before(self, info: Any = None) -> None:
-        """Watch the cell that is about to run, unless its text begins with a magic of OURS."""
+        """Watch the cell that is about to run, unless its text begins with a magic in OURS."""
         if not str(getattr(info, "raw_cell", "")).lstrip().startswith(OURS):
             self._live, self._drawn_s = None, time.monotonic()
             self._lines.clear()
             self.auto.begin_cell()
 
     def _after(self, result: Any = None) -> None:
-        """If the cell was watched, end its races; record and, unless quiet, show the summaries."""
+        """If the cell was watched, pause its races; record and (unless quiet) show summaries."""
         if self.auto.is_paused:
             return
         lines, told = [*self.auto.end_cell(), *self._lines], ""
@@ -165,7 +165,7 @@ def _run(shell: Any, source: str) -> None:
     if not hasattr(error, "_render_traceback_"):
         kind, trace, formatter = type(error), error.__traceback__, shell.InteractiveTB
         lines = formatter.structured_traceback(kind, error, trace, tb_offset=1)
-        vars(error)["_render_traceback_"] = lambda: lines  # not `error`: a cycle would keep models
+        vars(error)["_render_traceback_"] = lambda: lines  # a cycle with `error` would keep models
     raise error
 
 

@@ -1,6 +1,6 @@
-"""Choose the plan of the next step: duels in blocks of steps, within a limit on their cost.
+"""Choose the plan of each step: plans duel in blocks of steps, within a limit on the cost.
 
-A race gets the seconds of each step and returns the name of a plan; it touches no model.
+A race gets a step's seconds and returns the name of the next step's plan; it touches no model.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ BASELINE = "baseline"
 # Initial estimates: the seconds of one change of the plan, and the share of time by which a plan
 # that has raced no round is slower.
 SWITCH_S, UNKNOWN_LOSS = 3e-4, 0.05
-# A race may cost the share `overhead` of the time so far, and in advance that share of the expected
-# rest (at most AHEAD times the time so far), up to one step plus AHEAD_S seconds. Before a plan's
-# examination, another duel may cost MEANWHILE times the examination, or more if likely faster.
+# A race may cost the share `overhead` of the time so far. In advance, it may cost this share of the
+# expected rest (up to AHEAD times the time so far), but at most a step and AHEAD_S seconds. While a
+# plan waits for its examination, another plan's duel may cost MEANWHILE times the examination, or
+# more if the other plan is likely faster.
 AHEAD, AHEAD_S, MEANWHILE = 20.0, 0.01, 0.25
 # Number of recent steps to keep for each plan and kind of batch, to compare later steps with.
 KEPT_STEPS = 64
 
 
 class Race:
-    """A race: plans are timed one by one against the best proven plan, on the steps of a run.
+    """Time plans one by one against the best proven plan, on the steps of a run.
 
-    Rounds and examinations begin only if their cost is within `overhead` of the time (see AHEAD);
+    Rounds and examinations begin only within the limit `overhead` on the cost (see AHEAD);
     `remaining` estimates the seconds left from the seconds so far. `objection(name)` returns why a
     plan may not race: "" if it may, None before its examination of `examination_s(name)` seconds.
-    `load` measures delays by other programs. `leader` is the proven plan, at first BASELINE;
-    `active` is the plan of the current step, `proof` the baseline's time divided by the leader's
-    (None while BASELINE leads). `reasons` has the reason why each plan left the race.
-    `waiting` are the plans without a result, in the order of the race; `again` are plans that race
-    a second time, because the machine was busy. `tried` has the duel of each plan that has begun to
-    race, or None if an earlier run proved the plan. `lost_s` are the seconds that the race has
-    cost; `allowed_s` of them don't count, because an earlier run proved their gain.
+    `load` measures delays by other programs. `leader` is the best proven plan, at first BASELINE,
+    and `proof` its speed-up over BASELINE. `reasons` tells why plans left the race. `waiting` are
+    the plans without a result, in the order of the race; `again` are plans that race a second time,
+    because the machine was busy. `tried` has the duel of each plan that has begun to race, or None
+    if an earlier run proved the plan. `lost_s` are the seconds that the race has cost; `allowed_s`
+    of them don't count, because an earlier run proved that they pay off.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Race:
 
     @property
     def active(self) -> str:
-        """Return the current block's plan; without one, a likely faster rival or the leader."""
+        """Return the current block's plan; otherwise a likely faster rival, or the leader."""
         if self._blocks:
             return self._blocks[-1].name
         return self.duel.rival if self.duel is not None and self.duel.is_likely else self.leader
@@ -86,7 +86,7 @@ class Race:
 
     @property
     def number(self) -> tuple[int, int]:
-        """Return how many plans have begun to race, and how many plans have begun or wait."""
+        """Return the number of plans tried so far, and the number of plans tried or waiting."""
         return len(self.tried), len({*self.tried, *self.waiting})
 
     def step_ended(self, seconds: float | None, kind: Hashable, elapsed_s: float) -> str:
@@ -103,7 +103,7 @@ class Race:
         return self.active
 
     def to_examine(self) -> str:
-        """Return the plan to examine next; "" for none, in a round, or if it costs too much now."""
+        """Return the plan to examine next; "" if none waits, in a round, or at too high a cost."""
         name = "" if self._blocks else self._unexamined(self.waiting)
         return name if name and self.affords(self._examination_s(name)) else ""
 
@@ -127,18 +127,18 @@ class Race:
 
     @property
     def step_s(self) -> float:
-        """Return the median seconds of the leader's recent steps of all kinds; 0 without any."""
+        """Return the median seconds of the leader's recent steps, of any kind; 0 without any."""
         own = (times for (_, name), times in self._times.items() if name == self.leader)
         times = [*chain.from_iterable(own)]
         return median(times) if times else 0.0
 
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
-        """Count seconds as lost; any above `expected_s` are one-time costs and delay no round."""
+        """Count seconds as lost; seconds over `expected_s` are one-time and delay no round."""
         self.lost_s += seconds
         self._once_s += max(0.0, seconds - expected_s)
 
     def affords(self, seconds: float) -> bool:
-        """Return whether the race may cost this many more seconds."""
+        """Return whether the race may cost this many more seconds (see AHEAD)."""
         ahead_s = self.lost_s + seconds - self.allowed_s - self.overhead * self.elapsed_s
         if ahead_s <= 0 or ahead_s > self.step_s + AHEAD_S:
             return ahead_s <= 0
@@ -146,7 +146,7 @@ class Race:
         return ahead_s <= self.overhead * rest_s
 
     def switched(self, seconds: float) -> None:
-        """Count a change of the plan as a cost of race and duel; update the average `switch_s`."""
+        """Count a plan change as a cost of the race and the duel; update the average `switch_s`."""
         self.switch_s = 0.7 * self.switch_s + 0.3 * min(seconds, 2 * self.switch_s)
         self._charge_duel(seconds)
 
@@ -183,7 +183,7 @@ class Race:
             self._begin_block(self._random.choice([duel.rival, duel.leader]))
 
     def _begin_block(self, name: str) -> None:
-        # No load for short steps: reading it takes 0.2 ms, and many rounds fit between delays.
+        # For short steps, load isn't measured: that takes 0.2 ms, and delays disturb few rounds.
         load = self.load if self.step_s >= BLOCK_S else None
         if load is not None:
             load.begin()
@@ -208,7 +208,7 @@ class Race:
         """Return whether a round is within the cost limit, or costs at most `overhead` of its time.
 
         A rival without a round counts as slower by UNKNOWN_LOSS or the leader's gain, if larger.
-        Return False if an earlier plan waits for its examination and the duel has used MEANWHILE.
+        If an earlier plan waits for its examination, the duel is also limited by MEANWHILE.
         """
         ahead = self._unexamined(self.waiting[: self.waiting.index(duel.rival)])
         if ahead and not duel.is_likely and duel.lost_s > MEANWHILE * self._examination_s(ahead):

@@ -55,12 +55,12 @@ class RacedLoop:
         self.log: deque[tuple[float, str, float]] = deque(maxlen=5000)
         self._stepped, self._calls, self._hooks, self._begun_s = 0, 0, -1, 0.0
         self._is_only_counted, self._watched_s = False, -math.inf
-        self._step: TimedStep  # the latest step that is not only counted
+        self._step: TimedStep  # the latest watched step
         self._waiting: deque[TimedStep] = deque()
         self._evaluates = 0  # watched steps until the winner is applied again
         self.is_paused, self._began_s = False, clock.now()
         self._users_errors: set[type[Exception]] = set()
-        # The plan to examine in the next step; "" to trace the step to compile; None for neither.
+        # The plan to examine in the next step; "" to trace it for the compiler; None for neither.
         self._to_record: str | None = None
         self._compile = BackgroundCompile(self.plans, remaining)
         self.race = self._race_of([*self.plans.candidates], overhead)
@@ -87,7 +87,7 @@ class RacedLoop:
         __tracebackhide__ = True  # hides this frame in errors of the user's model
         if self._examiner.is_repeating or current_node() is not None:  # a checkpoint recomputes
             return below(*args, **kwargs)
-        if not self.trains and needs_gradients(module, args, kwargs):  # no gradients are checked
+        if not self.trains and needs_gradients(module, args, kwargs):  # gradients aren't examined
             return self._plainly(module, below, args, kwargs)
         if self.is_paused:
             return self._guarded(module, below, args, kwargs)
@@ -130,7 +130,7 @@ class RacedLoop:
         self._step = TimedStep(self._kinds.of(args, kwargs), self.plans.device)
 
     def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call; drop a plan that causes an error or keeps bf16 or fp16, and call again."""
+        """Run a call; if the plan fails or leaves bf16 or fp16 values, drop it and call again."""
         __tracebackhide__ = True
         name = self.plans.in_force
         if self.plans.lowers(name) and self._hooks != (now := sum(map(len, self._hooked))):
@@ -166,7 +166,7 @@ class RacedLoop:
         return self._plainly(module, below, args, kwargs)
 
     def _plainly(self, module: Any, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call without a plan; none is in force until the next step begins."""
+        """Run a call without a plan; no plan is in force until the next step begins."""
         __tracebackhide__ = True
         if self.plans.in_force == BASELINE:
             return below(*args, **kwargs)
@@ -351,7 +351,7 @@ class RacedLoop:
         self._force(self.race.pause(), self.race.proof)
 
     def end(self) -> None:
-        """End race and compiling; restore everything except the trained parameters."""
+        """End the race and the compiling; restore everything except the trained parameters."""
         self.pause()
         self._compile.end()
         self._force(BASELINE)

@@ -1,4 +1,4 @@
-"""The closing and live lines of `auto`, and its report with a plot of each step's time."""
+"""The summary and the live line of `auto`, and its report with a plot of each step's time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ WAITING = "auto is on; no loop was seen yet. Run a cell that trains."
 IN_NOTEBOOK = "`%speedkit report` says why, `%speedkit code` takes it home."
 NEXT = "`%speedkit auto status` shows the race."
 IN_PROGRAM = "The next run begins with it; `tuned(model, optimizer)` is its config."
-# Loops shorter than this many seconds get no summary: without a proven plan, and with one.
+# Fewest seconds of a loop that gets a summary: without a proven plan, and with a proven plan.
 LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
 
 
 def report(loop: RacedLoop | None, refused: Iterable[str] = (), busy: str = "") -> Document:
-    """Return the report of a loop's race: headline, plot, plans; without a loop, the refusals."""
+    """Return a loop's report: headline, plot, plans; without a loop, the refusals or WAITING."""
     if loop is None:
         first, *others = [*refused] or [WAITING]
         return Document(first, others)
@@ -58,7 +58,7 @@ def _plans(loop: RacedLoop) -> Table:
 
 
 def steps_over_time(loop: RacedLoop) -> Figure:
-    """Return a plot with a dot for each step in the log: milliseconds over the loop's seconds."""
+    """Return a plot with a dot for each logged step: its milliseconds by its time in the loop."""
     names = [*dict.fromkeys(name for _, name, _ in loop.log)]
     axes = axes_of(2.4 + 0.2 * len(names), "seconds since the loop began")
     others = cycle(["C0", "C1", "C3", "C4", "C5", "C6", "C8", "C9"])  # green and grey are taken
@@ -76,7 +76,7 @@ def steps_over_time(loop: RacedLoop) -> Figure:
 
 
 def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
-    """Return the line that sums up a loop of a cell, after the sentence `busy`, if any."""
+    """Return the line that sums up a loop in a cell; it begins with the sentence `busy`, if any."""
     totals, race = loop.totals, loop.race
     steps, took_s = sum(totals.steps.values()), sum(totals.seconds.values())
     what = "steps" if loop.trains else "calls"

@@ -28,7 +28,7 @@ EXPLODED, EVERY, APART_S = 10.0, 5, 0.2
 # A plan leaks memory if GROWTHS readings in a row each grow by at least LEAST_GROWN bytes, and the
 # last plain readings by at most half as much on average. Caches fill faster and then stop.
 GROWTHS, LEAST_GROWN = 20, 2**18
-# The winner races again, once, if RECENT_STEPS steps have a median over SLOWER times the usual.
+# The winner races again, once, if the median of RECENT_STEPS steps is over SLOWER times the usual.
 SLOWER, RECENT_STEPS = 1.25, 50
 
 
@@ -108,7 +108,7 @@ class RunWatch:
     def signals(
         self, plan: str, now_s: float, optimizers: Iterable[Any], device: torch.device
     ) -> tuple[torch.Tensor | None, str]:
-        """Count a step; if due, return its gradient norm (else None) and why memory leaks."""
+        """Count a step; return its gradient norm and why memory leaks; None and "" if not due."""
         self._steps[plan] += 1
         if self._steps[plan] < EVERY or now_s - self._read_s < APART_S:
             return None, ""

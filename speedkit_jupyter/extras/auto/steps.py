@@ -29,14 +29,14 @@ MOST_KINDS = 8
 
 
 class Beat(Call):
-    """A layer around a model, outside the layers of plans; it passes this thread's calls to `made`.
+    """A wrapper around a model and its plans' wrappers; it passes this thread's calls to `made`.
 
     `made(module, below, args, kwargs)` returns the call's result; `below` runs the call itself.
     From `pass_calls` to `take`, calls with gradients skip `made`; `take` returns their number if
     `counted`. Calls without gradients skip `made` while `is_plain()`: rollouts make many of them.
     """
 
-    order = 2  # outside all layers of plans
+    order = 2  # outside all wrappers of plans
 
     def __init__(
         self, module: torch.nn.Module, made: Callable[..., Any], is_plain: Callable[[], bool]
@@ -48,7 +48,7 @@ class Beat(Call):
         self._passes, module = True, self.module
         entries = vars(module) if module is not None else {}
         is_only = self.inner is None and entries.get(COMPILED_CALL) is self
-        if is_only and not counted:  # the layer costs some 4 µs a call
+        if is_only and not counted:  # the wrapper costs some 4 µs a call
             entries[COMPILED_CALL] = None
 
     def take(self) -> int:
@@ -71,7 +71,7 @@ class Beat(Call):
 
 
 class Kinds:
-    """The kinds of calls: calls of one kind do about the same amount of work.
+    """Classify calls by their inputs: calls of one kind do about the same amount of work.
 
     A kind is the tuple of the input tensors' shapes. If there are many shapes, as for sentences,
     the kind of new shapes is the number of tensors and the rough number of their elements.
@@ -101,7 +101,7 @@ class Kinds:
 
 @dataclass
 class Totals:
-    """The steps of one cell, and their seconds, by plan."""
+    """The number of steps in one cell, and their seconds, by plan."""
 
     steps: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))

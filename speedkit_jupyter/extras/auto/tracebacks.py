@@ -11,7 +11,7 @@ from speedkit_jupyter.support.tracebacks import P, R
 
 
 def hide_when_interrupted(hook: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a hook to hide all its frames in Ctrl-C's traceback: IPython shows the last frame."""
+    """Wrap a hook to hide its frames if Ctrl-C stops it; else IPython would show the last frame."""
 
     @wraps(hook)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -19,7 +19,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue import inductor as torch_private
 
-# The operation and the left matrix's position among the inputs, by a library kernel's name.
+# For each library kernel, its operation and the position of the left matrix among its inputs.
 LIBRARY = {
     "mm": ("mm", 0), "addmm": ("addmm", 1), "bias_addmm": ("addmm", 1), "bmm": ("bmm", 0),
     "baddbmm": ("baddbmm", 1), torch_private.MKL_KERNEL: ("linear", 0),
@@ -29,7 +29,7 @@ LIBRARY = {
 COUNT = re.compile(r"_\d+$")
 # A kernel within 2 % of the fastest counts as right, because repeated timings differ by as much.
 NEAR = 0.02
-# Largest number of kernels that a prediction leaves to time.
+# Largest number of kernels in a prediction; Inductor times them.
 MOST_KERNELS = 3
 # Assumed time of a kernel without a timing (it may have failed), as a multiple of the fastest time.
 FAILED = 20.0
@@ -108,7 +108,7 @@ def label(choice: Any) -> str:
 
 
 def problem_of(choices: Sequence[Any]) -> Problem | None:
-    """Return the product that kernels compute; None if dynamic, 1-D, unknown, or labels repeat."""
+    """Return the kernels' product; None if it is dynamic, 1-D or unknown, or if labels repeat."""
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
         return None
@@ -149,7 +149,7 @@ def versions() -> str:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Shares of `right` predictions by the trees' `agreement`, from `shapes` held-out searches."""
+    """The share of `right` predictions at each `agreement` of the trees, from `shapes` searches."""
 
     agreement: tuple[float, ...] = field(repr=False)
     right: tuple[float, ...] = field(repr=False)

@@ -25,7 +25,7 @@ from speedkit_jupyter.torchglue.private import missing_name
 SEARCH, CALIBRATION = TypeAdapter(ranking.KernelSearch), TypeAdapter(ranking.Calibration)
 LOG = logging.getLogger("speedkit_jupyter")
 Fitted = tuple[ranking.Ranking, ranking.Calibration]
-# Key of a kernel's annotation that holds the kernel's product and all offered kernels.
+# Key in a kernel's annotations; the value is the product and the labels of all offered kernels.
 NOTE = "speedkit_jupyter"
 
 
@@ -48,7 +48,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Model:
-    """A device's searches with one version of torch and Triton; no calibration until trained."""
+    """A device's searches with one torch and Triton version; `calibration` is None if untrained."""
 
     name: str
     versions: str
@@ -57,7 +57,7 @@ class Model:
 
 
 def models(name: str | None = None) -> list[Model]:
-    """Return a Model per device (or for `name`) and version; omit searches with few timings."""
+    """Return a Model for each device, or for `name` only, and version; omit incomplete searches."""
     groups: dict[tuple[str, str], list[ranking.KernelSearch]] = {}
     for kept in database.kept("search", name):
         search = _read(SEARCH, kept.value)
@@ -83,9 +83,9 @@ def trained(model: Model) -> ranking.Calibration:
 
 
 class Tuner:
-    """Record, replay or predict this process's searches; after an error (`problem`) do nothing.
+    """Record, replay or predict this process's searches; after an error (`problem`), do nothing.
 
-    Without `confidence`, predict nothing. Below it, time all kernels; if not `fallback`, a few.
+    Without `confidence`, predict nothing. If a prediction has less, time all kernels (`fallback`).
     """
 
     def __init__(self, confidence: float | None = None, fallback: bool = True) -> None:
@@ -211,7 +211,7 @@ def detected(device: torch.device | str | None = None) -> str:
 
 @hide_internal_frames
 def record() -> Counted:
-    """Record max-autotune's searches, and replay known ones, until `off()`; return live counts."""
+    """Record max-autotune's searches and replay known ones until `off()`; return live counts."""
     return start(Tuner())
 
 
@@ -221,7 +221,7 @@ def predictions(confidence: float = 0.95, fallback: bool = True) -> Iterator[Cou
 
     Args:
         confidence: Least expected share of right predictions, 0 to 1.
-        fallback: Below the confidence, time all kernels; if False, the best three, if predictable.
+        fallback: Below the confidence, time all kernels; if False, the three predicted as fastest.
 
     Yields:
         The counts, which the block's searches update.

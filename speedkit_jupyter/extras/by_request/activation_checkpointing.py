@@ -88,7 +88,7 @@ def _plain_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 class Recomputed(Call):
-    """A layer around a block, whose activations `torch.utils.checkpoint` recomputes.
+    """A wrapper around a block's calls that recomputes activations with `torch.utils.checkpoint`.
 
     Nothing is recomputed if gradients are disabled, torch forbids hooks on saved tensors, an
     argument may change, or the block has forward hooks, which must run only once.
@@ -123,9 +123,9 @@ class Recomputed(Call):
 
 
 def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[..., Any]:
-    """Return a function that calls the block; later calls use the small buffers' first values.
+    """Return a function that calls the block; repeated calls see small buffers as the first did.
 
-    Later calls restore the current values, and raise SpeedKitError if weights or modes changed.
+    Repeated calls then restore the buffers; they raise SpeedKitError if weights or modes changed.
     """
     weights, modes, is_first = [*block.parameters()], _modes(block), True
     before = marks(weights)
@@ -151,7 +151,7 @@ def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[...
 
 
 def _modes(block: torch.nn.Module) -> list[Any]:
-    """Return weights' ids and `requires_grad`, and training modes: recomputation needs the same."""
+    """Return weights' ids and `requires_grad`, and training modes: recomputing needs them equal."""
     weights = [(id(weight), weight.requires_grad) for weight in block.parameters()]
     return [*weights, *(part.training for part in block.modules())]
 

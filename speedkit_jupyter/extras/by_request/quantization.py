@@ -32,7 +32,7 @@ OLDEST, SINCE = (0, 10), (0, 18)
 
 
 class Quantization(Optimization):
-    """The base class of switches that replace linear layers, or their weights, with torchao's."""
+    """The base class of switches that replace linear layers or weights with torchao's classes."""
 
     effect = Effect.CHANGES_MODEL
     before = "cuda_graphs"
@@ -116,7 +116,7 @@ class Quantization(Optimization):
         return Snippet(comment, imports, model=model)
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        """Return replacements by owning module, MERGE for peft layers; add a note if none fits."""
+        """Return replacements by module, or MERGE for peft layers; add a note if no layer fits."""
         layers = self._layers(target)
         made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
         if not made:
@@ -167,7 +167,7 @@ class Quantization(Optimization):
 
 
 def torchao(module: str = "quantization") -> Any:
-    """Return a module of torchao, without log messages; raises SpeedKitError if importing fails."""
+    """Import a module of torchao without its log messages; raise SpeedKitError if that fails."""
     logger = logging.getLogger("torchao")
     before, logger.disabled = logger.disabled, True
     try:
@@ -196,7 +196,7 @@ def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:
 
 
 def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
-    """Return whether a Linear, unpatched and without hooks, has a float weight not in `stepped`."""
+    """Return whether a layer is an unmodified Linear with a float weight not in `stepped`."""
     weight = own_weight(layer) if "weight" in parameter_table(layer) else None
     if type(weight) is not torch.nn.Parameter or type(layer) is not torch.nn.Linear:
         return False
@@ -228,7 +228,7 @@ class Int8(Quantization):
         return "" if needs_none else super().missing_units(value, hardware, facts)
 
     def config(self, value: Any, device: torch.device) -> tuple[str, dict[str, Any]]:
-        """Return the config's name and arguments; 7 bits if sums of 8-bit products overflow."""
+        """Return the config's name and arguments; use 7 bits if sums of 8-bit products overflow."""
         arguments: dict[str, Any] = {"set_inductor_config": False}
         if value == "dynamic" and device.type == "cpu" and overflows():
             arguments["reduce_range"] = True
@@ -237,7 +237,7 @@ class Int8(Quantization):
 
 @cache
 def overflows() -> bool:
-    """Return whether 8-bit products overflow on this CPU: without VNNI, sums saturate."""
+    """Return whether sums of 8-bit products overflow: on CPUs without VNNI, they saturate."""
     most = torch.full((32, 64), 127, dtype=torch.int8)
     return bool((torch_private.int8_product(most, most.t()) != 127 * 127 * 64).any())
 

@@ -26,7 +26,7 @@ SMALL = 1e-2
 
 
 class TensorDifference(NamedTuple):
-    """A tensor's deviation, the errors of its worst row, column, element, and unequal integers."""
+    """A tensor's deviation and worst errors; for integers, the number that differ."""
 
     distance: float = 0.0
     scale: float = 0.0
@@ -39,9 +39,9 @@ class TensorDifference(NamedTuple):
 
 
 class RoundingLimits:
-    """The rounding errors of each tensor at one size: the largest deviations from float64.
+    """The largest deviations of each tensor from float64 that rounding explains, at one size.
 
-    Plain and rounded runs of the reference `side` give these errors. `values` are typical results.
+    Plain and rounded runs of the reference `side` measure them. `values` are typical results.
     """
 
     def __init__(self, side: Side, precision: str, values: Values) -> None:
@@ -54,7 +54,7 @@ class RoundingLimits:
         self._known: dict[str, TensorDifference] = {}
 
     def truth(self, drawn: CallInputs, own: CallResult) -> Values:
-        """Return float64 values of the call (`own.values` if that fails), and widen the limits."""
+        """Run the call in float64; return its values (`own.values` if it fails); widen limits."""
         wide, is_plain = drawn.copied(wide=True), self._precision == "fp32"
         truth = self._run(own, wide, self._wide) or own
         self._add(own.values, truth.values)
@@ -119,7 +119,7 @@ class RoundingLimits:
             if name in parts:
                 part = parts[name]
                 floor = max(least if name.startswith(GRADIENT) else 0.0, self._usual.get(name, 0.0))
-                # If values cancel, terms of unknown size cause the errors: elements go unchecked.
+                # If values cancel, errors come from terms of unknown size: elements go unchecked.
                 both = (one, other) if part.mean >= SMALL * floor else (None, None)
                 worst = _worst_parts(*both, max(part.mean, floor))
                 found[name] = TensorDifference._make((*part.deviation(floor), *worst, 0, part.size))
@@ -154,7 +154,7 @@ def _worst_parts(
 
 
 def form_faults(found: CallResult, own: CallResult) -> list[str]:
-    """Return the faults of `found`, and differences from `own` in types, NaN, aliases, writes."""
+    """Return the faults of `found`, and where types, NaN, aliases or writes differ from `own`."""
     faults = list(found.faults)
     for name in {**own.forms, **found.forms}:
         mine, theirs = found.forms.get(name), own.forms.get(name)

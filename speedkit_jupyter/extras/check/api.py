@@ -46,7 +46,7 @@ def check(
     gradients: bool = True,
     budget_s: float | None = None,
 ) -> Check:
-    """Compare a candidate with a reference in results and speed, size by size; restore all state.
+    """Compare a candidate's results and speed with a reference at each size; restore all state.
 
     Args:
         candidate: a function or module; or its location as text, such as "kernels.py:softmax".
@@ -110,7 +110,7 @@ def _callable(label: str, value: Any) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """Return `value`; for "file.py:name", run the file; return the object, or a new Module."""
+    """Return `value`; run "file.py:name" and return the object; create a Module from its class."""
     if not (isinstance(value, str) and ".py:" in value):
         return value
     path, _, name = value.rpartition(":")

@@ -155,7 +155,7 @@ class Side:
 
 
 class PatchWatch:
-    """Watch WATCHED and torch's flags; `changes` undoes and lists changes, but not torch's own."""
+    """Watch WATCHED and torch's flags; `changes` undoes and lists changes not made by torch."""
 
     def __init__(self) -> None:
         self._before = [(owner, _functions(owner)) for owner in WATCHED]

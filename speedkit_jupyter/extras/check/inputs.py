@@ -64,7 +64,7 @@ def _is_dense(value: Any) -> bool:
 
 
 def numbers(value: Any) -> torch.Tensor | None:
-    """Return a number or dense tensor as a tensor of a dtype that torch can compare, else None."""
+    """Return a number or dense tensor as a tensor that torch can compare; None for other values."""
     if type(value) in NUMBERS:
         value = value % 2**63 if type(value) is int else value
         return torch.tensor(value, dtype=NUMBERS[type(value)])
@@ -122,7 +122,7 @@ class CallInputs:
         return found
 
     def copied(self, wide: bool = False, gradients: bool = False) -> CallInputs:
-        """Return copies, in float64 if `wide`; if `gradients`, floats and complex require grad."""
+        """Return copies, in float64 if `wide`; if `gradients`, they require grad if possible."""
 
         def copy(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -185,7 +185,7 @@ class InputSource:
         return drawn
 
     def repeating(self, size: Any) -> list[str]:
-        """Return names of inputs that repeat too often (REPEATS); "all of them" if no tensor."""
+        """Return names of inputs that repeat too often (REPEATS); "all of them" without tensors."""
         seen = self._seen.get(repr(size)) or {"all of them": [0, 0]}
         return [n for n, found in seen.items() if len(found) - len({*found}) > REPEATS * len(found)]
 

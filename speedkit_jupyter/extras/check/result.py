@@ -14,7 +14,7 @@ from speedkit_jupyter.rounds.statistics import ERROR, INTERVAL, Ratio
 from speedkit_jupyter.support.units import between, count, ratio, seconds
 
 COLUMNS = ("size", "result", "reference", "candidate", "speed-up", INTERVAL, "off by")
-# Texts before the reason for not fully judging a size.
+# Words between a size's name and the reason why the size is not fully judged.
 WHY = {"skipped": " is skipped", "unchecked": "", "no_speed": ": no speed-up is given"}
 OFF = "“off by” is the norm of the difference to float64, over the norm."
 

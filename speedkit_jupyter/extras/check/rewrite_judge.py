@@ -96,7 +96,7 @@ class RewriteJudge:
             return None
 
     def _begin(self, one: SizeCheck) -> FirstCall | None:
-        """Return the FirstCall; None if incomparable. Raises StepError if a repeat differs."""
+        """Return a FirstCall; None if results can't be compared. Raises StepError if they vary."""
         drawn = self._source.draw(one.size)
         _, (result,) = self._reference.calls([drawn])
         forms = result.forms.items()

@@ -40,7 +40,7 @@ REASONS = (
 CHECKED_FIRST = re.compile(r"GLOBAL_STATE|\.training ==|dtype mismatch|requires_grad")
 # Expected recompiles: training and evaluation need a graph each, and so do gradients on and off.
 EXPECTED = re.compile(r"GLOBAL_STATE changed: grad_mode|\.training == |\btraining\b.* mismatch")
-# Matches a line of code in the reason for a recompile.
+# Pattern of a line of code in the reason for a recompile.
 USER_LINE = re.compile(r'File "(.+?)", line (\d+), in')
 # torch 2.9 has a comment instead, with the end of the file name and the line number.
 END_OF_FILE = re.compile(r"# ([^#]+?):(\d+) in ")

@@ -47,7 +47,7 @@ def compile(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def watch(shell: Any) -> None:
-    """Show new problems of torch.compile now, and after each cell of a shell until unloading."""
+    """Show new problems of torch.compile now, and after each cell, until SpeedKit is unloaded."""
 
     def before_cell(info: Any = None) -> None:
         # The cell would load Dynamo: load it now, so that the first compilation is noted.

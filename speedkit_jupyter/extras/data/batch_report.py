@@ -1,4 +1,4 @@
-"""The result of a sweep of batch sizes, with its knee, and its report."""
+"""The result of a sweep of batch sizes, and its report."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Size:
 
 @dataclass(repr=False)
 class BatchSizes(Shown):
-    """All `sizes`, the smallest first; `now` is the size of the step's own batch."""
+    """The result of a sweep: `sizes`, the smallest first; `now` is the size of the user's batch."""
 
     REPORT = f"{__name__}:batch_report"
 
@@ -82,7 +82,7 @@ class BatchSizes(Shown):
 
     @property
     def is_proven(self) -> bool:
-        """Return whether rates below KNEE of the best are proven lower; False with little data."""
+        """Return whether all rates below KNEE × best are proven lower; False with little data."""
         best = self.fastest
         if len(self.measured) == 1 or best.interval is None:
             return False

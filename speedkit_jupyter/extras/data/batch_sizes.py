@@ -40,7 +40,7 @@ RANGE = (8, 4096)
 LONGEST_SHARE = 0.2
 # Largest number of rounds; the interval is then a few percent wide.
 ENOUGH_ROUNDS = 25
-# A size may need this share of the sum of free memory and the step's state; the rest is reserve.
+# A size may need up to this share of free memory plus the step's state; the rest is a reserve.
 USABLE_MEMORY = 0.9
 # Messages of torch's CPU allocator (c10/core/impl/alloc_cpu.cpp), cuDNN and cuBLAS.
 OUT_OF_MEMORY = re.compile(
@@ -71,7 +71,7 @@ def batch_sizes(
         budget_s: seconds for everything (default: 20).
 
     Returns:
-        A BatchSizes: its `rows()` have samples per second with an interval, and bytes at the peak.
+        A BatchSizes: its `rows()` have samples per second with an interval, and peak bytes.
 
     Raises:
         StepError: the step can't be measured, or an argument is invalid.

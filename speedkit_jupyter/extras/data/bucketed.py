@@ -62,7 +62,7 @@ def _collated(
 
 
 def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_FIELDS) -> Any:
-    """Return the batch, padded to the next of `lengths`; the same batch if none is longer."""
+    """Return the batch, padded to the next of `lengths`; the same batch if that adds nothing."""
     now = length_of(batch)
     if now is None or (longer := next((one for one in lengths if one >= now), now)) == now:
         return batch

@@ -72,7 +72,7 @@ def variables_table(names: Mapping[str, Any]) -> Table:
 
 
 def _held_by(value: Any) -> tuple[int, int]:
-    """Return a variable's bytes of tensors or an array, and its number of tensors with a graph."""
+    """Return the bytes of a variable's tensors or array, and its number of tensors with a graph."""
     tensors = list[torch.Tensor]()
     with suppress(ReferenceError):  # a weak proxy of a deleted object
         tensors += tensors_in(value)
@@ -94,7 +94,7 @@ def forget_error(shell: Any) -> str:
 
 
 def forget_outputs(names: Names, shell: Any) -> str:
-    """Clear IPython's `Out`, `_`, `_1` and so on, but no user variables; return a text or ""."""
+    """Clear IPython's `Out`, `_`, `_1` and so on, not user variables; return a summary or ""."""
     outputs, hook = names.get("_oh", {}), vars(shell.displayhook)  # `Out` may be the user's
     ids = {id(value) for value in (*outputs.values(), *(hook.get(name) for name in LAST))}
     for space in (names, shell.user_ns_hidden, hook):

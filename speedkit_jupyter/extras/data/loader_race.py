@@ -33,7 +33,7 @@ from speedkit_jupyter.torchglue.modules import end_workers
 SLOWER_AFTER = ((3, 1.5), (8, 1.15))
 # Fewest and most rounds of a race: fewer give wide intervals, more give hardly narrower ones.
 LEAST_ROUNDS, MOST_ROUNDS = 8, 100
-# A smaller gain is not worth another loader.
+# A gain below this factor is not worth a change of the loader.
 LEAST_GAIN = 1.02
 # A window of timed batches takes WINDOW_S seconds, to even out bursts from workers; less if the
 # budget is too short for 12 rounds of 4 loaders. Calls up to WHOLE windows long, or 0.25 s, are
@@ -43,7 +43,7 @@ WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
 MOST_WORKERS = loader_settings.WORKER_COUNTS[-1]
 NO_LOOP = "the step never goes through this loader: give a function that loops over it"
 END = object()
-# Times a loader in round N; returns seconds per batch: of the step, and of waiting for data.
+# A function that times a loader in a round, and returns a batch's seconds: step, then waiting.
 Block = Callable[["LoaderWay", int], tuple[float, float]]
 
 
@@ -75,7 +75,7 @@ class LoaderWay:
 
 @dataclass
 class LoaderRace:
-    """A race of loaders, the `ways`; the first way is the user's own loader, which stays in."""
+    """A race of loaders, the `ways`; the first is the user's own loader, which is never dropped."""
 
     ways: list[LoaderWay]
 
@@ -158,7 +158,7 @@ class LoaderRace:
 
 
 class WindowClosed(BaseException):
-    """The signal that ends a call after its window; not an Exception: the step may catch those."""
+    """End a call after its window; a BaseException, because the step may catch any Exception."""
 
 
 @dataclass
@@ -236,7 +236,7 @@ class BatchWindow:
 
 
 class LoaderTimer:
-    """Time calls of the step from the same state; in long calls, a window that moves each round."""
+    """Time calls of the step from the same state; of long calls, time only a moving window."""
 
     def __init__(
         self, step: Step, loader: DataLoader[Any], budget_s: float, restore: Callable[[], object]

@@ -126,7 +126,7 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
 
 
 class Samples(NamedTuple):
-    """Properties of samples: random or not, the name of the data set's own generator, device."""
+    """Properties of samples: whether random, by which generator of the data set; device type."""
 
     is_random: bool = False
     own_generator: str = ""
@@ -134,7 +134,7 @@ class Samples(NamedTuple):
 
 
 def look_at(loader: DataLoader[Any]) -> Samples:
-    """Draw samples; return their properties (defaults if iterable). The caller restores state."""
+    """Draw samples (none if iterable); return their properties. The caller must restore state."""
     if is_iterable(loader):
         return Samples()
     # In each worker, torch seeds its own generator and the generators of these functions.
@@ -184,7 +184,7 @@ class IndexDataset:
 
 
 def difference(loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], Any]) -> str:
-    """Loop with both settings; return a message if indices or random numbers differ, else ""."""
+    """Loop with old and new settings; return how indices or random numbers differ, or ""."""
     if is_iterable(loader):  # only `pin_memory` can change
         return ""
     drawn = []
@@ -197,7 +197,7 @@ def difference(loader: DataLoader[Any], settings: LoaderSettings, settle: Callab
 
 
 def _batches(loader: DataLoader[Any]) -> list[Any]:
-    """Return the batches of two epochs, and random numbers drawn between them, as by a step."""
+    """Return two epochs' batches, and random numbers drawn after each batch, as a step may do."""
     found = []
     plain = lambda index: index.tolist() if hasattr(index, "tolist") else index  # noqa: E731
     try:

@@ -161,8 +161,8 @@ def tune_loader(
 ) -> DataLoader[Any]:
     """Return the loader, rebuilt with the fastest settings for this step.
 
-    Workers, pinned memory and whole batches are tried. For the same seed, samples keep their order;
-    random numbers that the data set draws may differ. Changes of state are undone; workers end.
+    It tries worker counts, pinned memory, and whole batches of a TensorDataset. For the same seed,
+    samples keep their order, but a data set may draw other random numbers. State is restored.
 
     Args:
         loader: a torch DataLoader, or a subclass.

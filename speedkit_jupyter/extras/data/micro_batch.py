@@ -95,7 +95,7 @@ def micro_batch(
 
 @dataclass(frozen=True)
 class Batch:
-    """Arguments by position or name with `length` samples, except for arguments in `whole`."""
+    """A call's arguments by position or name, of `length` samples; those in `whole` stay whole."""
 
     given: Mapping[Key, Any]
     length: int
@@ -224,7 +224,7 @@ class MicroBatch:
         """Raise StepError if two parts' losses don't add up; warn if repeated calls differ."""
         number = min(batch.length, TRIED, max(self.size, 5))
         every = range(0, batch.length // number * number, batch.length // number)
-        # Parts of 2 and 5 samples: halves also add up if each has as many samples under a mask.
+        # Parts of 2 and 5 samples: between equal parts, a mean over a mask may add up by chance.
         first = min(number // 2, 2)
         spans = [every, every, every[:first], every[first:]]
         (whole, _), (again, _), *parts = self._tried(batch, spans)
@@ -276,7 +276,7 @@ def length_of(value: Any) -> int | None:
 
 
 def lengths_of(value: Any) -> list[int]:
-    """Return possible numbers of samples: none, one, or two (a list of equally long tensors)."""
+    """Return possible numbers of samples: up to one, or two for a list of equally long tensors."""
     if _are_alike(value):
         first, *others = map(length_of, value)
         is_sure = isinstance(value[0], Mapping) or any(one != first for one in others)
@@ -355,7 +355,7 @@ class MeanMode(TorchFunctionMode):
 
 
 def _divisor(args: Any, kwargs: Any) -> Iterator[float]:
-    """Yield the divisor of a mean over class targets, as in CrossEntropyLoss; else nothing."""
+    """Yield the divisor if a loss of MEANS is a mean over class targets; else yield nothing."""
     names = ("input", "target", "weight", "size_average", "ignore_index")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     target, weight = given["target"], given.get("weight")

@@ -17,7 +17,7 @@ from speedkit_jupyter.torchglue.modules import plain_call
 
 
 class GenerationProgress(threading.local):
-    """This thread's state: `is_on` is true in `generate()`; `cache` is the cache of its prompt.
+    """A thread's state: `is_on` is true in `generate()`; `cache` is the current prompt's cache.
 
     `is_alone` is true if no user callback runs between tokens. `checked` describes the arguments of
     the last call that checked its guards and compiled nothing; None if the next call must check.
@@ -29,7 +29,7 @@ class GenerationProgress(threading.local):
 
 
 class DecodingCode(CompiledCode):
-    """The compiled code for one token, its `shapes` (rows, length), and each thread's progress."""
+    """The compiled code for one token, its `shapes` (rows, cache length), and threads' progress."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -46,7 +46,7 @@ class DecodingCode(CompiledCode):
 
 
 class DecodingCall(Call):
-    """A layer that runs compiled code for one-token calls after the prompt, inside `generate()`."""
+    """A wrapper that runs compiled code for one-token calls after the prompt, in `generate()`."""
 
     def __init__(self, module: torch.nn.Module, code: DecodingCode) -> None:
         super().__init__(module)
@@ -80,7 +80,7 @@ class DecodingCall(Call):
 def _described(kwargs: Mapping[str, Any]) -> Any:
     """Return a description of arguments: shape and dtype of tensors, `id()` of other objects.
 
-    Return None unless the cache is a StaticCache of StaticLayers: other caches may count in Python.
+    Return None unless the cache is a StaticCache of StaticLayers: others may have Python counters.
     """
     cache = kwargs["past_key_values"]
     kinds = {type(cache).__name__, *(type(one).__name__ for one in getattr(cache, "layers", ()))}

@@ -21,9 +21,9 @@ from speedkit_jupyter.step.watching import Watcher, watching
 
 
 class TokenWatcher(Watcher):
-    """Record the seconds until each result with a cache, since the start or the last such result.
+    """Record the seconds between results that have a cache, and from the start to the first result.
 
-    The first call with a given cache counts as the prompt. `tokens` counts one per call and row.
+    The first call with a given cache counts as the prompt. `tokens` counts the rows of all calls.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -175,7 +175,7 @@ def _with_cache(kwargs: Mapping[str, Any], length: int) -> dict[str, Any]:
 def rows_and_length(args: Any, kwargs: Mapping[str, Any], module: Any) -> tuple[int, int] | None:
     """Return a call's rows and needed positions; None if the call can't use a static cache.
 
-    These rule it out: beam search, assistants, prompt lookup, custom code, a second positional
+    Reasons are beam search, assistants, prompt lookup, custom code, a second positional
     argument, the user's own cache, `use_cache=False`, a returned cache (which must grow), returned
     attentions (another kernel), non-tensor inputs, training mode, autocast (compiled code differs).
     """

@@ -50,12 +50,12 @@ def attention(
         v: values, (batch, key_heads, keys, value_dim).
         pattern: full, causal, sliding_window, prefix, documents, alibi or softcap; or several,
             as in "causal+documents": visible keys pass all masks. alibi and softcap mask nothing.
-        window: keys in a sliding_window, up to the query's own; or (keys before, keys after it).
+        window: for sliding_window, the number of keys up to the query's own; or (before, after).
         prefix: for prefix, the number of leading keys that all queries see, in addition to keys up
             to their own; or a tensor (batch,).
         documents: for documents, integers of shape (length,) or (batch, length): the document of
             each position. Queries see their own document only; negative numbers mark padding.
-        slopes: for alibi, (heads,): scores decrease by slope · distance (default: ALiBi's).
+        slopes: for alibi, (heads,): scores decrease by slope · distance (default: ALiBi's slopes).
         cap: for softcap, each score becomes cap · tanh(score / cap).
         mask_mod: a further mask, `mask_mod(batch, head, query, key)` as in FlexAttention: indices
             are tensors that broadcast, and True means visible.
@@ -141,7 +141,7 @@ def _checked(inputs: AttentionInputs, documents: Any, engine: str) -> Shape:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has torch's own class and elements, and is not on the meta device."""
+    """Return whether a tensor is a Tensor or Parameter, not empty, and not on the meta device."""
     is_known = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return is_known and not tensor.is_meta and tensor.numel() > 0
 

@@ -52,7 +52,7 @@ def is_unsupported(error: Exception) -> bool:
 
 
 class PatternChoices:
-    """Measured engines and compiled FlexAttention of patterns that differ in tensor values only."""
+    """Measured engines and compiled FlexAttention of patterns that differ only in tensor values."""
 
     def __init__(self) -> None:
         self.can_flex = True
@@ -89,7 +89,7 @@ class Prepared:
         return engines.by_blocks(inputs, pattern, self.made(laid_out, shape, size))
 
     def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
-        """Run the measured engine (`tune` measures it); if none, or flex fails, the rule's."""
+        """Run the engine that `tune` measured; without one, or if flex fails, the rule's engine."""
         known, shape, trains = self.known, inputs.shape, inputs.is_learned
         asked = shape, trains, torch.is_grad_enabled()
         if tune and asked not in known.choices:
@@ -155,7 +155,7 @@ class Prepared:
 
 
 def fastest(times: Mapping[EngineChoice, list[float]], rule: EngineChoice) -> EngineChoice:
-    """Return the fastest choice by ratios within rounds, or `rule` if that is about as fast."""
+    """Return the fastest choice by ratios within rounds, or `rule` if it is about as fast."""
     plain = times.get(rule) or next(iter(times.values()))
     ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
     best = min(ratios, key=ratios.__getitem__)

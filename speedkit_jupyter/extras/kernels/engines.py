@@ -58,7 +58,7 @@ class ScoreIndices(NamedTuple):
 
 @dataclass
 class QueryBlock:
-    """A block of queries; `runs` has its ranges (first, end) of keys, `at` its scores' indices."""
+    """A block of queries; `runs` are ranges (first, end) of keys, `at` indices of scores."""
 
     at: ScoreIndices
     runs: list[tuple[int, int]]
@@ -67,7 +67,7 @@ class QueryBlock:
 
 @dataclass
 class BlockLayout:
-    """Blocks of `size` queries for each slice of the batch; `share` of all scores is computed."""
+    """Blocks of `size` queries for each slice of the batch; `share` of the scores is computed."""
 
     size: int
     rows: list[tuple[slice, list[QueryBlock]]]
@@ -118,7 +118,7 @@ def seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
 
 
 def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
-    """Return the ranges of keys, in blocks of `size`, that any query sees; else the first block."""
+    """Return ranges of keys, in whole blocks, that any query sees; if none, the first block."""
     keys = mask.shape[-1]
     seen = torch.nn.functional.pad(mask.flatten(0, -2).any(0), (0, -keys % size))
     runs: list[tuple[int, int]] = []

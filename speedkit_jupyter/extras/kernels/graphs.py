@@ -48,9 +48,9 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
 
     Returns:
         A GraphedStep, which returns detached copies of the results. If no graph is possible, a
-        warning is shown, `why` has the reason, and each call runs the plain step. A call with other
-        shapes, dtypes, devices or gradient mode also runs the step. After a warning, all calls do,
-        once weights move, training modes or hyperparameters change, or optimizer state is replaced.
+        warning is shown, `why` has the reason, and each call runs the plain step. Calls with other
+        shapes, dtypes, devices or gradient mode run it, too. If weights move, training modes or
+        hyperparameters change, or optimizer state is replaced, later calls run it, after a warning.
 
     Raises:
         ArgumentError: `step` is not callable, or an input is not a tensor.
@@ -144,7 +144,7 @@ class GraphedStep:
         self._graph, result = devices.recorded_graph(lambda: self._step(*self._static))
         if not all(isinstance(one, torch.Tensor | None) for one in tree_leaves(result)):
             return "it returns objects other than tensors, which replays can't update"
-        # Detached results: their autograd graph would bind plain steps to the recording stream.
+        # Results are detached: their autograd graph would bind plain steps to the recording stream.
         self._result = tree_map(lambda one: one if one is None else one.detach(), result)
         del result
         found = self._changes(lambda *given: self._replayed(given), before, self._gradients())
@@ -227,7 +227,7 @@ def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def _apart(found: Values, plain: Values) -> dict[str, float]:
-    """Return each group's distance ÷ `plain`'s norm; inf if counts differ or only the norm is 0."""
+    """Return groups' distances ÷ norms in `plain`; inf if counts differ or only the norm is 0."""
     apart = {}
     for name, ones in plain.items():
         pairs = zip(ones, found[name], strict=False)

@@ -15,7 +15,7 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
 from speedkit_jupyter.torchglue.private import version
 
-# As in FlexAttention: `mask_mod(batch, head, query, key)`, `score_mod(score, batch, …)`.
+# Signatures as in FlexAttention: `mask_mod(batch, head, query, key)`, `score_mod(score, …)`.
 MaskMod = Callable[..., "torch.Tensor"]
 ScoreMod = Callable[..., "torch.Tensor"]
 Options = Mapping[str, Any]
@@ -27,7 +27,7 @@ class Pattern:
 
     mask: MaskMod | None = None
     score: ScoreMod | None = None
-    is_bias: bool = True  # any `score` adds values that need no gradient and ignore scores
+    is_bias: bool = True  # `score`, if any, adds values without gradient that ignore the score
     is_causal: bool = False  # the mask is exactly causal
 
     @property
@@ -52,7 +52,7 @@ def positions(*counts: int, device: Any = None) -> list[torch.Tensor]:
 
 
 def sliding_window(options: Options) -> Pattern:
-    """Return a pattern: query i sees `window` keys up to i; a pair means i - left to i + right."""
+    """Return a pattern: query i sees `window` keys up to i; for a pair, i - left to i + right."""
     window = options["window"]
     sides = (window - 1, 0) if isinstance(window, int) else window
     is_pair = isinstance(sides, tuple | list) and [*map(type, sides)] == [int, int]
@@ -64,7 +64,7 @@ def sliding_window(options: Options) -> Pattern:
 
 
 def prefix(options: Options) -> Pattern:
-    """Return a pattern: query i sees keys 0 to i and the first `prefix` (may vary by sample)."""
+    """Return a pattern: query i sees keys 0…i and the first `prefix` keys (may vary by sample)."""
     length = options["prefix"]
     if isinstance(length, int):
         return Pattern(mask=lambda b, h, q, k: (k < length) | (q >= k))
@@ -107,7 +107,7 @@ PATTERNS: dict[str, Callable[[Options], Pattern]] = {
     "causal": lambda _: Pattern(lambda b, h, q, k: q >= k, is_causal=True),
     **{one.__name__: one for one in (sliding_window, prefix, documents, alibi, softcap)},
 }
-# The pattern that each option belongs to. Only ALiBi works without its option: default slopes.
+# The pattern that each option belongs to. Only ALiBi works without its option, by default slopes.
 OWNERS = {"window": "sliding_window", "prefix": "prefix", "documents": "documents",
           "cap": "softcap", "slopes": "alibi"}  # fmt: skip
 
@@ -161,7 +161,7 @@ PURE = {
 
 
 def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
-    """Return a key of a value, or a function and all it reads; None if changes are undetectable."""
+    """Return a key of a value, or of a function with all it reads; None if changes go unseen."""
     kind = type(value)
     if kind in PLAIN:
         return kind, value
@@ -180,7 +180,7 @@ def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
 
 
 def _of_function(function: FunctionType, within: tuple[FunctionType, ...]) -> object:
-    """Return the code and a key of closure, defaults and globals; None if more may be read."""
+    """Return a function's code and a key of the values it reads; None if some may be unknown."""
     code, names = function.__code__, function.__globals__
     is_known = all(name in names or name in PURE for name in code.co_names)
     if not is_known or any(isinstance(one, type(code)) for one in code.co_consts):

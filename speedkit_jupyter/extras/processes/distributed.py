@@ -1,4 +1,4 @@
-"""The optimization `distributed`: `ddp` or `fsdp2`, by a rank's memory; the wrapper for `ddp`."""
+"""The optimization `distributed`: `ddp` or `fsdp2`, chosen by memory; the wrapper for `ddp`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHARE_OF_MEMORY = 0.5
 
 
 class Distributed(Optimization):
-    """Train copies (`ddp`) or shards (`fsdp2`). Every rank must apply and restore the plan."""
+    """Train copies or shards of a model (ddp, fsdp2). All ranks must apply and restore the plan."""
 
     name = "distributed"
     effect = Effect.ROUNDING
@@ -204,7 +204,7 @@ class InnerModel(torch.nn.Module):
 class ReplicatedCalls(Call):
     """A wrapper that calls a model through `DistributedDataParallel`, which averages gradients.
 
-    This class also averages in second backward passes, and after calls of other model methods.
+    The wrapper also averages after second backward passes and after calls of other methods.
     """
 
     def __init__(self, module: torch.nn.Module, reduce: str, only_in: int | None) -> None:

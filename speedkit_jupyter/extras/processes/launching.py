@@ -32,11 +32,11 @@ class Launch:
     size: int | None = None
     function: Callable[..., Any] | None = None
     given: tuple[Any, ...] = ((), {})  # the function's positional and keyword arguments
-    stays: dict[str, str] = field(default_factory=dict)  # by name, the reason for not returning it
+    stays: dict[str, str] = field(default_factory=dict)  # reasons why variables are not returned
     result: Any = None  # the function's result on rank 0
 
     def run(self, say: Callable[[str], object]) -> Generator[Mapping[int, str], None, None]:
-        """Start workers if needed, run code, yield all output so far; store rank 0's results."""
+        """Start workers if needed, run code, yield each rank's output; store rank 0's results."""
         running = workers.started(self.size, say)
         self.size = running.size
         read, bound = names_of(self.source)
@@ -97,7 +97,7 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
     Args:
         function: the function to run on each rank of a process group.
         *args: arguments of the function; each worker gets a copy.
-        n: the number of workers (default: the running ones, or 2); another number restarts them.
+        n: the number of workers (default: as many as run, or 2); another number restarts them.
         **kwargs: keyword arguments of the function; each worker gets a copy.
 
     Returns:

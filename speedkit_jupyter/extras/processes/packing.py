@@ -39,7 +39,7 @@ class CellGlobals(dict[str, Any]):
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A pickler that writes `known` objects by number; `goes(name)` selects functions' globals."""
+    """A pickler that writes `known` objects by number; `goes(name)` selects the globals to send."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ def written(
     units: Callable[[Pickler], Iterable[Any]],
     value_of: Callable[[Any], Any],
 ) -> tuple[Pickler, dict[Any, str]]:
-    """Write units (names or numbers) with a new pickler; return the pickler and failed units."""
+    """Write units (names or numbers) and values; return the pickler, and the errors by unit."""
     failed: dict[Any, str] = {}
     while True:
         pickler, count = make(), len(failed)
@@ -208,7 +208,7 @@ def reply(
 def content(value: Any) -> tuple[Any, ...] | None:
     """Return `put` and its arguments: `put(old, *arguments)` writes the content into `old`.
 
-    `put` is None if only inner objects can change. Returns None for classes and global names.
+    `put` is None if only inner objects can change. Classes and objects pickled by name give None.
     """
     if isinstance(value, CONTAINERS):
         return put_items, [*value.items()] if isinstance(value, dict) else [*value]
@@ -235,7 +235,7 @@ def put_items(old: Any, items: list[Any]) -> None:
 
 
 def put_array(old: Any, new: Any, requires_grad: bool = False) -> None:
-    """Write `new` into an array if writable, or a tensor if different; set `requires_grad`."""
+    """Write `new` into a writable array or a different tensor; set a tensor's `requires_grad`."""
     if isinstance(old, np.ndarray):
         if old.flags.writeable:
             old[...] = new

@@ -1,4 +1,4 @@
-"""Run a cell in a worker (a rank); fail if another rank waits in a collective for this one."""
+"""Run a cell in a worker (a rank); fail if another rank waits in a collective for this rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Outcome:
     error: str = ""
     lines: list[str] = field(default_factory=list)  # IPython's traceback, or a waiting rank's stack
     values: dict[str, str] = field(default_factory=dict)  # reprs of numbers and strings by name
-    stays: dict[str, str] = field(default_factory=dict)  # by name, the reason for not returning it
+    stays: dict[str, str] = field(default_factory=dict)  # reasons why variables are not returned
 
 
 def begin(rank: int, size: int) -> int:
@@ -72,7 +72,7 @@ def join(path: str, backend: str) -> None:
 
 
 def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
-    """Run a cell on sent objects, write rank 0's reply, reset names and plans; return a report."""
+    """Run a cell on sent objects, reset names and plans, return a report; rank 0 writes a reply."""
     shell = sys.modules["IPython"].get_ipython()
     outcome = Outcome(int(os.environ["RANK"]))
     space, shown = shell.user_ns, shell._showtraceback
@@ -113,7 +113,7 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
 
 
 def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) -> None:
-    """Until `ended`, write a cell's CPU seconds, collectives and stack to a file if changed."""
+    """Until `ended`, write a cell's CPU seconds, collectives and stack to a file as they change."""
     before = ""
     while not ended.wait(ALONE_S / 10):
         stack = "".join(traceback.format_stack(sys._current_frames()[thread]))
@@ -126,7 +126,7 @@ def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) ->
 
 
 def _meet(folder: Path, outcome: Outcome) -> None:
-    """Wait until all ranks end. If one waits for this one, note its stack; raise RuntimeError."""
+    """Wait for all ranks to end. If one waits for this rank, note its stack; raise RuntimeError."""
     entered = torch_private.collectives()
     (folder / f"ended.{outcome.rank}").touch()
     while len([*folder.glob("ended.*")]) < int(os.environ["WORLD_SIZE"]):

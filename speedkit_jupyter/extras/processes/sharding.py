@@ -27,7 +27,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def split(value: Any, part: Any) -> Any:
-    """Return `value` sharded like `part`, a DTensor of equal shape; otherwise `value` itself."""
+    """Return `value` sharded like `part`, or unchanged if `part` is no DTensor of equal shape."""
     if not isinstance(part, dtensor()) or getattr(value, "shape", None) != part.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -64,7 +64,7 @@ def _taken(module: torch.nn.Module, kind: str) -> Callable[..., Any]:
 class Sharded:
     """A context manager that shards `modules` (the last is the model); optimizers step the shards.
 
-    All ranks must enter and exit. On exit, the user's parameters return, with the trained values.
+    All ranks must enter and exit. The exit restores the user's parameters, with trained values.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Sharded:
 def _repoint(
     optimizers: Sequence[torch.optim.Optimizer], pairs: dict[int, tuple[Any, Any]], converted: Any
 ) -> None:
-    """Make optimizers step the second tensor of each pair, with the state of the first."""
+    """Make optimizers step the second tensor of each pair, with the first tensor's state."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [pairs.get(id(p), (p, p))[1] for p in group["params"]]

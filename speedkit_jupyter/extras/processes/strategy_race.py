@@ -37,14 +37,14 @@ StrategyBlock = tuple[float, float | None, int]
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """The throughput of a strategy compared with one process, its state's memory, and its loss."""
+    """A strategy's throughput compared with one process, its memory for state, and its loss."""
 
     strategy: str
     ranks: int  # processes, and batches per step
     efficiency: Ratio  # step time of one process ÷ step time of all; × `ranks`: throughput ratio
     memory_bytes: int
     loss: float | None
-    is_equal: bool | None  # whether the loss equals one process's; None without a loss
+    is_equal: bool | None  # whether the loss equals one process's loss; None if missing
 
 
 def rows(blocks: Mapping[str, Sequence[StrategyBlock]], ranks: int) -> Iterator[StrategyRow]:

@@ -24,7 +24,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.support.weak import at_unload
 
-# Seconds: the longest time between two reads of output, and the wait before an interrupt.
+# Seconds between two reads of output, at most, and seconds to wait before an interrupt.
 POLL_S = 0.2
 # Seconds to wait for processes to start: on a busy machine, loading torch takes a minute.
 START_S = 600.0
@@ -61,7 +61,7 @@ class RankError(RuntimeError):
 
 
 class Workers:
-    """The `size` worker processes of a notebook, on this host; each is a rank of one group."""
+    """The `size` worker processes of a notebook, on this host: the ranks of one process group."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -144,9 +144,9 @@ class Workers:
     def run(
         self, folder: Path, source: str, bound: Collection[str]
     ) -> Generator[tuple[Mapping[int, str], list[Outcome]], None, None]:
-        """Run a cell; yield each rank's output so far and []; at the end, the output and outcomes.
+        """Run a cell; yield each rank's output so far and []; last, all output and the outcomes.
 
-        After an error or Ctrl-C, replace the process group or else stop the workers; re-raise.
+        After an error or Ctrl-C, form a new group, or stop the workers if that fails; re-raise.
         """
         sent = self._sent(run, folder, source, bound)
         try:
@@ -235,7 +235,7 @@ def current() -> Workers | None:
 
 
 def started(size: int | None, say: Callable[[str], object]) -> Workers:
-    """Start `size` workers (default: as before, or 2) unless that many run; return the workers."""
+    """Return `size` running workers (default: as many as run now, or 2), started if necessary."""
     running = current()
     wanted = size or (running.size if running else 2)
     if running and running.size == wanted and not running.dead():

@@ -1,4 +1,4 @@
-"""The time of modules and operators, by torch's profiler."""
+"""Measure the time of modules and operators with torch's profiler."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def names_of(step: Step) -> tuple[dict[int, str], dict[str, str]]:
 
 @dataclass
 class OperatorTrace:
-    """Seconds by place, and counts of events, in `calls` calls of `total_s` seconds in total.
+    """Seconds by place, and counts of events, in `calls` calls that took `total_s` seconds.
 
     On an accelerator, seconds are kernel times, and `busy_s` is the time in which any kernel ran.
     """

@@ -1,6 +1,6 @@
 """A stopwatch for a step's parts, patches that switch the part, and a timer that samples lines.
 
-Nothing is traced: patches report the parts, which are few and long.
+Python code is not traced: patched functions report the parts, which are few and long.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.modules import loader_iterator
 
-# By part, the inner parts that count as this part. A module call in a data set's transform counts
-# as data; a forward pass that checkpointing repeats in a backward pass counts as backward.
+# Inner parts that count as the part around them, by outer part. A module call in a data set's
+# transform counts as data, and a forward pass that checkpointing repeats counts as backward.
 _EVERY = frozenset(PARTS)
 _HIDDEN: dict[Part, frozenset[Part]] = {
     "data": _EVERY, "host to device": _EVERY, "synchronizations": _EVERY, "compiling": _EVERY,
@@ -55,7 +55,7 @@ WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"
 class Recorder:
     """A stopwatch for the thread that creates the Recorder; each `run()` fills a new `split`.
 
-    In a run, every moment belongs to one part or to the overhead; all seconds sum to the run's.
+    In a run, every moment belongs to one part or to the overhead; the sum is the run's duration.
     """
 
     def __init__(self, now: Callable[[], float] = clock.now) -> None:
@@ -138,10 +138,10 @@ class Recorder:
 
     @contextmanager
     def functions(self) -> Iterator[None]:
-        """Time calls of torch functions outside of other parts, in the block.
+        """Time torch functions that the block calls outside of other parts, with a function mode.
 
         A function whose result requires grad (a loss) counts as forward, others (a metric) as rest.
-        Other parts switch this mode off, because compiled models would be recompiled under it.
+        Other parts switch the mode off, because it would cause compiled models to recompile.
         """
         recorder = self
         # torch passes the replacement of a patched method; the mode must call the original.
@@ -250,7 +250,7 @@ def _counted(recorder: Recorder, part: Part, original: Any, /, *args: Any, **kwa
 
 
 def _waiting(recorder: Recorder, name: str, original: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call `original`; record its wait, except in parts like data, or in library code on a CPU."""
+    """Call `original`; record its wait, except in parts such as data, or in CPU library code."""
     if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
         args[0].device.type == "cpu" and not is_users(sys._getframe(2).f_code.co_filename)
     ):

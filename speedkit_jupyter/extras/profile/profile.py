@@ -22,7 +22,7 @@ Part = Literal[
     "data", "host to device", "forward", "backward", "optimizer", "synchronizations", "compiling",
     "rest", "overhead",
 ]  # fmt: skip
-# Most rows of a table, and the titles of columns with times or other numbers.
+# Maximum number of rows in a table, and the titles of columns with times or other numbers.
 MOST_ROWS = 8
 TIME = ("of a step", "share")
 NUMBERS = ("times a step", *TIME, "backward")
@@ -33,7 +33,7 @@ NOTE = (
 # If a profiled call takes over this many times as long as a plain call, additional calls record
 # whole parts only, not the waits and copies in them. Below this ratio, shares hardly differed.
 COSTLY = 1.05
-# Largest ratio of a part's share to the part's share of the samples, so that a single sample does
+# Largest ratio of a part's measured share to its share of the samples, so that a single sample does
 # not assign all of the part's time to one line.
 MOST_SCALED = 4.0
 ABOUT: dict[Part, str] = {
@@ -55,7 +55,7 @@ PARTS: tuple[Part, ...] = tuple(ABOUT)
 class LineSample:
     """A sample: the user's line, if any, the part, and the seconds since the previous sample.
 
-    `in_torch` is true if a torch function was running outside of all parts except the rest.
+    `in_torch` is true if a torch function outside of all other parts was running.
     """
 
     spot: Spot | None
@@ -96,7 +96,7 @@ class Split:
 
 
 class Wait(NamedTuple):
-    """A line that reads a tensor's value by the method `call`, and waits for the value."""
+    """A line that reads a tensor's value with the method `call`, and waits for the value."""
 
     spot: Spot
     call: str
@@ -106,9 +106,9 @@ class Wait(NamedTuple):
 
 @dataclass
 class LineTimes:
-    """Shares of a step by the user's lines, 0 to 1, each without other lines that it calls.
+    """The share of a step, 0 to 1, that each of the user's lines takes, without lines it calls.
 
-    `own` has shares by line and part; `python` by line, in data and in the rest outside of torch.
+    `own` has shares by line and part; `python` by line, in data and the rest outside of torch.
     """
 
     own: Mapping[tuple[Spot, Part], float] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class Profile(Shown):
 
     `first` is the split of the first call, which may have compiled. `splits` are the splits of
     profiled calls, `plain_s` the seconds of plain calls between them, and `whole` the splits of
-    calls without instruments inside parts, if these are slow. `timed_s` are the seconds of all
+    calls without instruments inside parts (see COSTLY). `timed_s` are the seconds of all
     plain calls, or of the first call; other processes delayed these calls by up to `held_up_s`.
     """
 
@@ -213,8 +213,8 @@ class Profile(Shown):
     def shares(self) -> dict[Part, float]:
         """Return the share of each part in the step, 0 to 1.
 
-        If instruments inside parts (for waits and copies) are slow, `whole` gives the lengths of
-        the outer parts, and `splits` divides these parts.
+        If instruments inside parts (for waits and copies) are slow, `whole` gives the times of
+        the whole parts, and `splits` divides these parts.
         """
         pieces, found = _summed(self.taken), dict.fromkeys(PARTS, 0.0)
         lengths = pieces if not (self.is_costly and self.whole) else _summed(self.whole)

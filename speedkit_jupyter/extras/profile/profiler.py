@@ -39,7 +39,7 @@ TURNS = 10
 # If the first call takes more than LONG_SHARE of the budget, no other call is profiled. If it takes
 # less than SHORT_SHARE, an untimed call precedes each timed call, to warm the caches.
 LONG_SHARE, SHORT_SHARE = 0.5, 0.02
-# Most traced calls: further calls changed the shares by less than the noise between runs.
+# Number of calls to trace: further calls changed the shares by less than the noise between runs.
 MOST_TRACED = 5
 # Time reserved for modules and operators: COST_CALLS calls, at most COST_SHARE of the time left.
 COST_CALLS, COST_SHARE = 10, 0.5

@@ -1,1 +1,1 @@
-"""Apply an operator to its own result many times, in the fastest way that is accurate enough."""
+"""Apply an operator to its own result many times; on request, in the fastest accurate way."""

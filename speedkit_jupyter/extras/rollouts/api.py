@@ -52,7 +52,7 @@ class Rollout(Shown):
         return next((one for one in self.trials if one.way.words == self.way.words), None)
 
     def drift(self) -> Any:
-        """Return a figure of drifts from the plain loop. Raises ArgumentError if untuned."""
+        """Return a figure of drifts; raise ArgumentError if no drift was measured."""
         drifts = {one.way.name: one.drift for one in self.trials if one.drift is not None}
         if not drifts:
             raise ArgumentError("no drift was measured: give tune=True")

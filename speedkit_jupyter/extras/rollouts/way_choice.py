@@ -26,21 +26,21 @@ from speedkit_jupyter.support.exceptions import in_a_line
 ROUNDS = (10, 30)
 # Compiling takes more than these seconds; it is not tried if all planned rollouts take less.
 COMPILING_S = 5.0
-# Error probability of each test: an eighth of the usual one, as several ways and rounds are tested.
+# Error probability of each test: an eighth of the usual one, because of several ways and rounds.
 ERROR = statistics.ERROR / 8
 # Words that at most change the order of operations. Ways of only these words may drift twice as
 # far as one rounding of the first state: they may round up where the plain way rounds down.
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
-# The states of a batch's first SAMPLES samples are compared at under 2 * POINTS steps.
+# The first SAMPLES samples of a batch are compared after fewer than 2 * POINTS of the steps.
 POINTS, SAMPLES = 40, 2
-# A law is fitted to the later half of the points, at least LEAST_POINTS, and extrapolated up to FAR
-# times the compared steps. Extrapolated errors are multiplied by MARGIN: a fit is not a proof.
+# Extrapolation fits the errors of the later half of compared steps, at least LEAST_POINTS, and
+# covers at most FAR times the last step. The result is multiplied by MARGIN: a fit is no proof.
 LEAST_POINTS, FAR, MARGIN = 6, 10.0, 2.0
 
 
 @dataclass
 class Drift:
-    """The relative `errors` of the worst sample's states after `steps`, against the plain loop."""
+    """Relative `errors` of the worst sample after each of `steps`, compared with the plain loop."""
 
     horizon: int  # the number of steps in the rollout
     steps: list[int]
@@ -59,7 +59,7 @@ class Drift:
         return measured if self.is_whole else max(measured, MARGIN * self._extrapolated())
 
     def _extrapolated(self) -> float:
-        """Extrapolate errors by the better of a power and an exponential law; inf if unreliable."""
+        """Extrapolate by the better of a power and an exponential law; return inf if unreliable."""
         half = len(self.steps) // 2
         steps, errors = np.array(self.steps[half:], float), np.array(self.errors[half:])
         if not errors.any():
@@ -139,7 +139,7 @@ class WaySearch:
     trials: list[WayTrial] = field(default_factory=list)
 
     def run(self) -> None:
-        """Try each candidate on top of the best way so far; set `best`, `program` and `trials`."""
+        """Try adding each candidate word to the best way; set `best`, `program` and `trials`."""
         plain = Program(self.operator, self.policy, Way())
         step_s = _step_s(plain, self.x)
         self._budget = Budget(self.budget_s or max(30.0, 0.2 * step_s * self.steps))
@@ -202,7 +202,7 @@ class WaySearch:
         return ""
 
     def _raced(self, program: Program) -> tuple[Ratio, float, float]:
-        """Time a program against the best; return its speed-up, seconds per step (best, new)."""
+        """Time a program against the best; return its speed-up, and both step times (best, new)."""
         device = self.x.device
         one_s = clock.timed(partial(program.advance, self.x, 1), device)
         steps = min(block_length(one_s), self.steps)
@@ -226,7 +226,7 @@ class WaySearch:
 
 
 def _step_s(program: Program, x: torch.Tensor) -> float:
-    """Run two steps; return the seconds of the second, as the first one is often slow."""
+    """Run two steps; return the seconds of the second step, because the first is often slow."""
     program.advance(x, 1)
     return clock.timed(partial(program.advance, x, 1), x.device)
 

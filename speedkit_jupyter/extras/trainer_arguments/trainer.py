@@ -76,7 +76,7 @@ def with_arguments(trainer: Any, **given: Any) -> Iterator[None]:
 
 
 def short_training(trainer: Any, steps: int = 0) -> Callable[[], None]:
-    """Return a function that trains for `steps` updates (0: about four batches, at least one).
+    """Return a function that trains for `steps` updates (0: about four batches, or one update).
 
     The function runs no evaluations, writes no files, and calls back only DefaultFlowCallback.
     Afterwards, it restores the Trainer: measurements don't restore objects of libraries.
@@ -183,7 +183,7 @@ class TrainerAdvisor:
             self._arguments[name] = {word: str(value) for word, value in given.items()}
         tried.sort(key=lambda one: "compile" in one.name)  # compile last, if time is left
         own = [getattr(trainer, name, None) for name in ("optimizer", "lr_scheduler")]
-        own = [getattr(one, "scheduler", one) for one in own if one is not None]  # without wrapper
+        own = [getattr(one, "scheduler", one) for one in own if one is not None]  # unwrapped
         step = step_of(short_training(trainer), trainer.model)
         step = replace(step, others=[*step.others, *own])
         self._benchmark = Benchmark(step, [Variant(BASELINE), *tried], budget_s, command=command)
@@ -215,7 +215,7 @@ class TrainerAdvisor:
         return Document(f"TrainingArguments(…, {given})" if given else none, content)
 
     def _padding(self) -> tuple[float, float] | None:
-        """Return padding's share, in order and sorted by length; None unless sorting halves it."""
+        """Return padding's share, unsorted and sorted by length; None unless sorting halves it."""
         lengths: list[int] = []
         with suppress(Exception):  # a data set without indices or with other fields
             data = self._trainer.train_dataset

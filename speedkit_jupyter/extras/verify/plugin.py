@@ -39,7 +39,7 @@ def verify(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _trained(names: Names, session: Session, name: str | None) -> tuple[Step, str]:
-    """Return the step of a function or of the last cell, and its title; raises UsageError."""
+    """Return the step of the function `name`, or of the last cell without a name, and its title."""
     if name is None:
         cell = session.last_cell()
         return cell.step(), cell.title
@@ -88,7 +88,7 @@ def verification_report(result: Verification) -> Document:
 
 
 def _curve(result: Verification, curve: Curve) -> list[Any]:
-    """Return the name of the loss, a table of distances and limit, and a picture of any losses."""
+    """Return a loss's name, a table of distances and limit, and a plot if the plan has losses."""
     is_alone = len(result.curves) == 1
     verdict = "" if is_alone else f" ({WORDS[curve.agreement]})"
     farthest = f": the farthest of {len(curve.others)}" if len(curve.others) > 1 else ""

@@ -79,7 +79,7 @@ class Curve:
 
 
 def curve_of(what: str, losses: Sequence[list[float]], rounding: float) -> Curve:
-    """Return the judged Curve of baseline, plan and others; `rounding` is a relative error."""
+    """Judge the losses of baseline, plan and other baselines; `rounding` is a relative error."""
     baseline, planned, *others = losses
     distance = _distance(planned, baseline)
     yardstick = _finite(_distance(_farthest(others, baseline), baseline))
@@ -130,7 +130,7 @@ class Losses(Watcher):
 
 @contextmanager
 def watched() -> Iterator[Losses]:
-    """Yield the losses that backward passes start from, divided by a GradScaler's scale."""
+    """Yield the losses that backward passes in the block start from, without GradScaler's scale."""
     losses = Losses()
 
     def scaled(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -145,8 +145,8 @@ def watched() -> Iterator[Losses]:
 def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     """Return the curves of `runs`: the baseline, the plan, and other baselines.
 
-    There is one curve per loss; one for the mean if losses exceed MOST_LOSSES or vary in number.
-    `unit` is the coarser unit roundoff of plan and model.
+    There is a curve for each loss; one for the mean if losses exceed MOST_LOSSES or vary in number.
+    `unit` is the larger of the unit roundoffs of plan and model.
     """
     steps = [step for run in runs for step in run]
     if not steps:
@@ -155,8 +155,8 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     names = [f"loss {at + 1} of {most}: {RAN_ON}" for at in range(most)] if most > 1 else [RAN_ON]
     if is_mean := bool(other) or most > MOST_LOSSES:
         names = [f"the mean over each step of {RAN_ON}"]
-    # One rounding has a root mean square error of 0.41 units, so half a unit is allowed. A loss is
-    # rounded after each added term, in one direction if it hardly changes, so two are allowed.
+    # One rounding has a root mean square error of 0.41 `unit`, so `unit / 2` is allowed. A loss is
+    # rounded after each added term, in one direction if it hardly changes: allow 2 of its units.
     rounding = max(unit / 2, *(2 * step.unit for step in steps))
     curves = []
     for at, name in enumerate(names):
@@ -169,7 +169,7 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
 class Verification(Shown):
     """The losses of every step in `runs`: the baseline, the plan, and other baselines.
 
-    `unit` is the coarser unit roundoff of plan and model. `verdict` is "same", "different",
+    `unit` is the larger of the unit roundoffs of plan and model. `verdict` is "same", "different",
     "worse" or "failed".
     """
 
@@ -236,7 +236,7 @@ class Verifier:
         return any(self._result.runs[1:])
 
     def run(self) -> Generator[Progress, None, None]:
-        """Train without the plan, then with it; if it ran, again without it, from other seeds."""
+        """Train without the plan, then with it; if the plan ran, train other baselines."""
         step = self.step
         with hidden(*step.models), step.guarded() as guard:
             with optimizers_made(step.models) as made:
@@ -287,7 +287,7 @@ class Verifier:
                 yield Progress(share, f"{title}: step {done} of {self.steps}")
 
     def _described(self, runner: Runner) -> Verification:
-        """Return the result with the plan's changes, its name, and the coarser unit roundoff.
+        """Return the result with the plan's changes, its name, and the larger unit roundoff.
 
         Raises StepError if the plan changes nothing.
         """

@@ -26,8 +26,8 @@ END = object()
 class BackgroundRun:
     """Run a benchmark or search in the background; call `told(self)` at pauses and at the end.
 
-    `message` says why the run failed, or that no round fitted; `result` is None until the run ends,
-    and without results. The user's state is in place whenever another task of the event loop runs.
+    `message` says why the run failed, or that no round fitted. `result` is None before the end, and
+    without results. The user's state is in place whenever other tasks of the event loop run.
     """
 
     def __init__(self, engine: Any, told: Callable[[BackgroundRun], None]) -> None:
@@ -100,7 +100,7 @@ class BackgroundRun:
                 signal.signal(signal.SIGINT, before)
 
     async def _give_up_turn(self) -> float:
-        """Let `told` and other tasks run; return overhead in seconds. Changes may end the run."""
+        """Let `told` and other tasks run; return overhead in seconds. State changes end the run."""
         start, given_s = time.perf_counter(), 0.0
         here = measurement_guard.in_progress()
         try:
@@ -144,7 +144,7 @@ class BackgroundRun:
 
 
 def later_in_main_thread(call: Callable[[], object]) -> bool:
-    """Schedule `call` in the main thread; called there, or without a kernel, only return False.
+    """Schedule `call` in the main thread; return False in that thread or without a kernel.
 
     JupyterLab 4.5 and later send clicks to another thread, which also runs during a cell.
     """

@@ -24,7 +24,7 @@ BUTTONS = {
     "Stop": ("stop", "stop with the results so far"),
 }
 AUTO_HINT = "plans race on the steps of your own loops while they train"
-# The most common controls, in order; others are folded under MORE, with wider labels.
+# The most common controls, in order. Other controls are under MORE, with wider labels.
 FIRST = ("precision", "tf32", "compile", "sdpa")
 MORE = "more"
 LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10

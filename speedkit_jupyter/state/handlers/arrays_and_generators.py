@@ -1,4 +1,4 @@
-"""Handlers for NumPy arrays, byte buffers, images and random generators."""
+"""Handlers for NumPy arrays, byte buffers and random generators."""
 
 from __future__ import annotations
 

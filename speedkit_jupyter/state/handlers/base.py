@@ -33,7 +33,7 @@ class CopyBudget:
 
 
 class StateHandler:
-    """Handle one kind of state. A list subclass has two kinds, for example: elements, attributes.
+    """Handle one kind of state. A list subclass, for example, has two: elements and attributes.
 
     `copy` returns an object's values, or references to the object's parts (`children`). The parts'
     handlers copy the contents of the parts.

@@ -100,7 +100,7 @@ class Sets(CompositeHandler):
 
 
 class Attributes(StateHandler):
-    """Handle instances: the class, and which object `__dict__` is; `Dicts` handles its entries."""
+    """Handle the class and `__dict__` of an instance; `Dicts` handles the entries of that dict."""
 
     def recognizes(self, cls: type) -> bool:
         return cls.__dictoffset__ != 0 and not issubclass(cls, type | ModuleType)

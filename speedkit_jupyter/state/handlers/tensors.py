@@ -17,7 +17,7 @@ LARGE_BYTES = 1 << 20
 
 
 class StorageCopy(NamedTuple):
-    """A tensor's metadata; `saved` has its values, `home` aliases its memory; each may be None."""
+    """A tensor's metadata; `saved` has its values and `home` aliases its memory, unless None."""
 
     saved: torch.Tensor | None
     home: torch.Tensor | None
@@ -30,8 +30,8 @@ class StorageCopy(NamedTuple):
 class Tensors(StateHandler):
     """Handle tensors: restore values in the same object, with strides, dtype and device.
 
-    With copies on the device, memory addresses stay, too: recorded CUDA graphs use the addresses.
-    Values are compared: fused optimizers, `.data` and `.numpy()` don't bump the version counter.
+    If copies are on the device, the tensor keeps its address, because CUDA graphs may have recorded
+    it. Values are compared: fused optimizers, `.data` and `.numpy()` don't bump version counters.
     """
 
     types = (torch.Tensor,)

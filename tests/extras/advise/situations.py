@@ -27,7 +27,7 @@ NUMBERS = itertools.count()
 
 
 def written(code: str) -> Callable[[], object]:
-    """Return the code's function `step`, or a function of the code; linecache knows its lines."""
+    """Return the code's function `step`, or all code as a function; linecache knows the lines."""
     code = textwrap.dedent(code)
     if "def step" not in code:
         code = "def step():\n" + textwrap.indent(code, "    ")
@@ -47,7 +47,7 @@ def seen(
     hardware: str = "cpu",
     **changes: Any,
 ) -> Situation:
-    """Call a step once and return its Situation. `lines` has shares by a text in the line."""
+    """Call a step once; return its Situation. `lines` maps text in a line to the line's share."""
     step = written(step) if isinstance(step, str) else step
     measured = step_of(step)
     call = observed(step, Subject(measured.models, measured.optimizers).parameters)

@@ -1,4 +1,4 @@
-"""Classes, functions and names that the steps of the tests use."""
+"""Classes, functions and names for the steps that test_rules.py gives as text."""
 
 import copy
 import gc

@@ -146,7 +146,7 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("workers", epoch("DataLoader(Stream(), 2)"), waiting(0.4), None),
     ("workers", epoch("DataLoader(TensorDataset(torch.ones(8, 4)), 2)"), waiting(0.4), None),
     ("workers", epoch("DataLoader(Squares(), 2)"), waiting(0.4) | {"hardware": "one_core"}, None),
-    # Nor would tune_loader() try workers with this data set.
+    # tune_loader() wouldn't try workers with this data set either.
     ("workers", epoch("DataLoader(OwnNumbers(), 2)"), waiting(0.4), None),
     ("in_memory", epoch("DataLoader(TensorDataset(torch.ones(8, 4)), 2)"), waiting(0.5), "50 %"),
     ("in_memory", epoch("DataLoader(TensorDataset(torch.ones(8, 4)), 2, collate_fn="
@@ -257,7 +257,7 @@ def test_workers_that_start_for_each_loop_are_kept():
 
 
 def test_samples_that_are_asked_one_by_one_are_asked_at_once(monkeypatch):
-    monkeypatch.setattr(Situation, "ratio", lambda *_, **__: 0.5)  # one call takes half as long
+    monkeypatch.setattr(Situation, "ratio", lambda *_, **__: 0.5)  # one call halves the time
     step = "for row in torch.ones(16, 4):\n    model(row.unsqueeze(0))"
     (one,) = found("one_by_one", step, shares={"forward": 0.8})
     assert "16 calls" in one.evidence
@@ -272,7 +272,7 @@ def test_samples_that_are_asked_one_by_one_are_asked_at_once(monkeypatch):
 @pytest.mark.parametrize(("times", "seconds", "is_said"), [(32, 0.1, True), (1, 0.1, False),
                                                             (64, 0.001, False)])  # fmt: skip
 def test_waits_count_where_there_are_many_and_they_take_time(times, seconds, is_said):
-    """On a CPU, the time of a long line, such as a call of `generate`, is not all waiting."""
+    """On a CPU, the time of a long line, such as a call to `generate()`, is not all waiting."""
     situation = seen("model(x)", shares={"forward": 0.5}, lines={"model(x)": 0.4})
     ((spot, _),) = situation.profile.lines.own
     split, line = situation.profile.splits[0], (spot, "item")

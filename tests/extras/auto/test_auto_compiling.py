@@ -1,4 +1,4 @@
-"""Plans that compile: in another process while the loop runs, and only if that pays off."""
+"""Plans with compile: another process compiles while the loop runs, if that saves time."""
 
 import sys
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def _fresh():
 
 @pytest.fixture
 def at_once(running, monkeypatch):
-    """Expect compiling to take no time, allow it any overhead, and begin it after the races."""
+    """Expect compiling to cost nothing, lift the overhead limit, and compile from step 1 on."""
     running._options = (1.0, *running._options[1:])
     for name in ("TRACING_S", "SLOWED", "LOADING"):
         monkeypatch.setattr(compiling, name, 0.0)
@@ -35,7 +35,7 @@ def at_once(running, monkeypatch):
 
 
 def settled(loop, running, until):
-    """Train until `until(work)` is true; return the work."""
+    """Train until `until()` is true of the latest raced loop; return that loop."""
     _, _, train = loop
     for _ in range(100):
         train(20)
@@ -111,7 +111,7 @@ class Chain(nn.Module):
 
 
 def train_until(running, dropout, until):
-    """Train a new model until `until(work)` is true; return its work and the number of steps."""
+    """Train a new model until `until()` is true of its loop; return that loop and the last step."""
     net = Chain(dropout)
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
     for number in range(20000):

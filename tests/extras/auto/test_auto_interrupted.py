@@ -19,7 +19,7 @@ pytestmark = pytest.mark.real_time
 
 @pytest.fixture
 def alarm():
-    """Return a function that raises KeyboardInterrupt after some seconds, as Ctrl-C does."""
+    """Return a function: `alarm(2)` raises KeyboardInterrupt after 2 s, as Ctrl-C would."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         pytest.skip("no alarm here")
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
@@ -30,7 +30,7 @@ def alarm():
 
 
 def train(net, optimizer, begin):
-    """Train until the alarm; set it anew at times, as Python drops errors in destructors."""
+    """Train until the alarm. Set it again at times, as Python drops errors in destructors."""
     for number in itertools.count():
         if number % 1000 == 0:
             begin()

@@ -1,4 +1,4 @@
-"""The race alone: it gets the seconds of a step and chooses the plan of the next step."""
+"""Race gets the seconds of simulated steps and chooses the plan of the next step."""
 
 import random
 
@@ -26,7 +26,7 @@ class Bursts:
 
 
 class Run:
-    """A run whose steps take `step_s`, divided by the speed of the plan in force."""
+    """A simulated run: a step takes `step_s` divided by the speed of its plan, with noise."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Run:
         self.race, self._known = Race([*speeds], 0.02, objection, *told, self.load, seed), known
         self._speeds, self._step_s, self._noise = {BASELINE: 1.0, **speeds}, step_s, noise
         self._random = random.Random(seed)
-        self.disturbed: dict[str, list[float]] = {}  # factors of the next steps, by plan
+        self.disturbed: dict[str, list[float]] = {}  # factors of a plan's next step times
         self.total_s, self.served, self.shares = 0.0, list[str](), list[float]()
 
     def steps(self, number: int, kinds: dict[str, float] | None = None) -> "Run":
-        """Run `number` steps. `kinds` has the factors of their time by the kind of the batch."""
+        """Run `number` steps. `kinds` maps each kind of batch to a factor of its step's time."""
         for _ in range(number):
             kind = self._random.choice([*kinds]) if kinds else "all"
             name = self.race.active
@@ -110,7 +110,7 @@ def test_a_plan_that_needs_no_examination_races_while_the_loop_pays_for_one(fuse
     while not run.examined_s:
         run.steps(1)
     assert "fused" in run.served
-    assert run.examined_s["bf16"] < 1.35 * 0.05 / 0.02  # soon after 2 % of the run paid for it
+    assert run.examined_s["bf16"] < 1.35 * 0.05 / 0.02  # soon after 2 % of the run is 0.05 s
     assert run.race.leader == (BASELINE if fused == 1.0 else "fused")
     before = len(run.served)
     while run.race.leader != "bf16":

@@ -1,4 +1,4 @@
-"""Losses, gradient norms and memory under a plan, and the speed of its steps."""
+"""auto drops a plan whose losses, gradient norms, memory or step times go wrong."""
 
 import math
 

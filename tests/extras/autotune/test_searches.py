@@ -1,4 +1,4 @@
-"""Searches for kernels, for an H200 and on this machine: recorded, replayed and predicted."""
+"""Inductor's kernel searches, for an H200 and on this machine: record, replay and predict them."""
 
 import itertools
 import re
@@ -26,13 +26,13 @@ PRODUCTS = {
     "baddbmm": (torch.baddbmm, ((8, 1024, 1024),) * 3),
 }
 H200 = "NVIDIA-H200-matmul"
-OFFERED = (21, 22)  # kernels, by torch 2.11 and by 2.13
+OFFERED = (21, 22)  # numbers of kernels in torch 2.11 and 2.13
 INDUCTOR = "torch._inductor"
 PROPERTIES = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132, major=9, minor=0)
 
 
 class Config:
-    """Stands in for Triton's Config, which torch builds for CPUs don't include."""
+    """A stand-in for Triton's Config, which a torch that is built for CPUs lacks."""
 
     def __init__(self, kwargs, num_warps=4, num_stages=2, **more):
         self.kwargs, self.num_warps, self.num_stages = kwargs, num_warps, num_stages
@@ -73,7 +73,7 @@ def lowered(monkeypatch):
 
 
 def _lowered(function, shapes, dtype=torch.bfloat16):
-    """Lower one product of fake tensors, and return the kernels that Inductor may time later."""
+    """Lower one product of fake tensors, and return the kernels that Inductor would time."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
     from torch._subclasses import FakeTensorMode
@@ -104,7 +104,7 @@ def mm(m: int, n: int, k: int):
 
 
 def cost(choice, shape) -> float:
-    """Return made-up milliseconds by the kernel's tile and the waves of tiles on an H200."""
+    """Return a made-up time in ms, from the kernel's tile size and waves of tiles on an H200."""
     given = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", choice.description)}
     if not given:
         return 9.0
@@ -147,7 +147,7 @@ def test_a_replay_leaves_one_of_all_kernels(lowered, name):
     [left] = lowered(*PRODUCTS[name])
     assert left.description == choices[5].description
     assert (counted.replayed, counted.searched) == (1, 0)
-    assert len(lowered(*PRODUCTS[name], torch.float16)) == len(choices)  # another search
+    assert len(lowered(*PRODUCTS[name], torch.float16)) == len(choices)  # another dtype
     assert counted.replayed == 1
 
 

@@ -215,7 +215,7 @@ def test_the_models_own_weights_come_back_after_a_cast_meanwhile(monkeypatch, ch
 def test_float8_trains_as_torchao_does_and_everything_comes_back(monkeypatch):
     import torchao.float8 as own
 
-    config = own.Float8LinearConfig  # its emulation needs no float8 units
+    config = own.Float8LinearConfig  # emulation needs no float8 units
     monkeypatch.setattr(own, "Float8LinearConfig", lambda **more: config(emulate=True, **more))
     model, expected = network().train(), network().train()
     optimizer, other = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, expected))

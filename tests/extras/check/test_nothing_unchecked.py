@@ -24,7 +24,7 @@ def judged(candidate, reference, inputs=square, gradients=False, budget_s=0.01, 
 
 
 class Tensor(torch.Tensor):
-    """A subclass that shares only its name with torch.Tensor."""
+    """A subclass of torch.Tensor that has the same name."""
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_single_wrong_column_or_element_counts(dtype, wrong):
 
 
 def without_strides(x):
-    """Return twice x, read as by a kernel that gets an address and a shape but no strides."""
+    """Return twice x, but read its memory as contiguous, like a kernel that ignores strides."""
     return x.as_strided(x.shape, torch.empty(x.shape).stride(), x.storage_offset()) * 2
 
 

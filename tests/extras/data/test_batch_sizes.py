@@ -62,7 +62,7 @@ STEPS: dict[str, Callable[..., tuple[Callable[..., Any], dict[str, Any]]]] = {
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Return the sizes of the batches made so far, on a clock that each reading advances."""
+    """Install a clock that each reading advances; return the set of batch sizes made so far."""
     install(monkeypatch, tick_s=0.02)
     sizes, original = set[int](), sweeping.resized
     monkeypatch.setattr(sweeping, "resized", lambda x, n, *of: sizes.add(n) or original(x, n, *of))

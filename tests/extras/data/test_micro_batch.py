@@ -33,7 +33,7 @@ def counted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def masked(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the mean over the unmasked targets."""
+    """Return the mean loss of the targets that are not -100."""
     kept = y != -100
     losses = F.cross_entropy(model(x), y.clamp(0), reduction="none")
     return (losses * kept).sum() / kept.sum()
@@ -224,7 +224,7 @@ def test_lists_of_samples_are_cut_by_samples(is_ragged: bool) -> None:
 
 
 def hooked() -> None:
-    """Train with a gradient hook, as an optimizer has that steps in the backward pass."""
+    """Train with a gradient hook, which optimizers use to step during the backward pass."""
     model = net()
     next(model.parameters()).register_post_accumulate_grad_hook(lambda p: None)
     parts(model)(*batch())

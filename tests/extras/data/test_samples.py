@@ -107,7 +107,7 @@ def test_a_loader_without_batches_gets_one_line(call: Any, name: str) -> None:
 
 
 def epochs(loader: DataLoader[Any], number: int = 3) -> list[list[Any]]:
-    """Return the batches of each epoch, each with random numbers that its user draws."""
+    """Return the batches of each epoch, each with random numbers drawn by the loop."""
     torch.manual_seed(7)
     random.seed(7)
     try:

@@ -1,4 +1,4 @@
-"""`tune_loader`: it times a loader with the user's step, and its race chooses the settings."""
+"""tune_loader() times a loader with the user's step and chooses its settings in a race."""
 
 import itertools
 import multiprocessing
@@ -165,7 +165,7 @@ def test_a_short_call_is_timed_whole_and_every_way_gets_the_same_batches(tmp_pat
 
 
 class Lengths(Dataset[Any]):
-    """Sequences of 1 to 100 elements, so that the times of batches differ, up to 30 ms."""
+    """Sequences of 1 to 100 elements, so that steps take different times, up to 30 ms."""
 
     def __len__(self) -> int:
         return 20_000

@@ -1,4 +1,4 @@
-"""Attention with a pattern equals the pattern's definition in float64, with every engine."""
+"""attention() matches the definition of each pattern, computed in float64, with every engine."""
 
 import gc
 import os
@@ -34,7 +34,7 @@ BIAS = torch.linspace(-1, 1, HEADS * LONGEST).view(HEADS, LONGEST)
 
 
 class Case(NamedTuple):
-    """A pattern, and its definition: `seen(row, q, k)` and `changed(score, head, q, k)`."""
+    """A pattern, and its definition: the mask `seen()` and the changed scores `changed()`."""
 
     words: str
     seen: Callable[[int, Tensor, Tensor], Any] = lambda row, q, k: k <= q
@@ -206,7 +206,7 @@ class Reach:
 
 
 def functions_that_read() -> dict[str, tuple[Callable[..., Tensor], Callable[[int], Any], bool]]:
-    """Return masks by the value they read, the value's setter, and whether masks are kept."""
+    """Return by name: a mask function, a setter for its value, and whether its mask is cached."""
     cell, defaults, owner = 3, [3], Reach()
     ids, long = torch.tensor(3), torch.full((2**18,), 3)
 

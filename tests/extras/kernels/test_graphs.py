@@ -1,4 +1,4 @@
-"""A step as one CUDA graph: right after several steps, or declined with the reason."""
+"""Steps as one CUDA graph train as plain steps do, or are declined with the reason."""
 
 import copy
 import sys
@@ -20,7 +20,7 @@ gpu = pytest.mark.gpu if KIND == "cuda" else pytest.mark.usefixtures("recorded_g
 
 
 class Training:
-    """A model with its optimizer, after one plain step, and batches for more."""
+    """A model and its optimizer after one plain step, and a method that makes batches."""
 
     def __init__(self, device: str = KIND, dropout: float = 0.0, **options: Any) -> None:
         layers = [nn.Linear(16, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Dropout(dropout)]

@@ -1,4 +1,4 @@
-"""The kernels of notebooks/kernels: right on each device that this machine has."""
+"""The kernels of notebooks/kernels compute the right values on each device of this machine."""
 
 import importlib
 import shutil
@@ -19,7 +19,7 @@ needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc
 
 @pytest.fixture(autouse=True)
 def notebooks(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Import from the notebooks' folder, as notebooks do, and share built extensions."""
+    """Import from the notebooks' folder, and share built extensions with other test processes."""
     monkeypatch.syspath_prepend(str(NOTEBOOKS))
     built = tmp_path_factory.getbasetemp().parent / "torch_extensions"
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(built))

@@ -1,4 +1,4 @@
-"""One set of two workers serves all tests, and leaves no process and no folder."""
+"""Fixtures that give workers more time and check that no process or folder of theirs is left."""
 
 import contextlib
 import os

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 
 def fit(model, optimizer, steps=2):
-    """Train on this rank's own samples, with averaged gradients; return the losses."""
+    """Train on this rank's samples, or on all if not distributed; return the losses."""
     import torch
     import torch.distributed as dist
 
@@ -277,16 +277,16 @@ def test_a_killed_rank_is_named_and_the_next_launch_starts_anew(left_processes):
     assert workers.current() is None
     assert left_processes() == []
     assert launch(lambda: 7) == 7
-    ended = psutil.Process(workers.current().pids[0])  # between two cells
+    ended = psutil.Process(workers.current().pids[0])  # while no cell runs
     ended.kill()
     ended.wait(60)
     assert launch(lambda: 8) == 8
-    assert random.getstate() == drawn  # although ipyparallel draws names
+    assert random.getstate() == drawn  # although ipyparallel draws random names
 
 
 @pytest.mark.thorough
 def test_a_start_and_a_stop_leave_no_thread_and_no_descriptor_in_a_kernel():
-    async def held():  # an event loop runs, as in a kernel: ipyparallel makes a thread
+    async def held():  # with an event loop, as in a kernel, ipyparallel starts a thread
         started = workers.Workers(1)
         started.start()
         started.stop()

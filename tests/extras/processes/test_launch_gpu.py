@@ -1,4 +1,4 @@
-"""One worker with NCCL, next to a notebook that has used CUDA already."""
+"""launch() with one NCCL worker, from a process that has already used CUDA."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Objects arrive unchanged, and changes come back into the same objects."""
+"""Objects reach workers unchanged, and workers' changes come back into the same objects."""
 
 import functools
 import random
@@ -31,7 +31,7 @@ def sent(tmp_path):
 
 @pytest.fixture
 def ran(tmp_path):
-    """Return a function: it runs a cell as a worker does, and returns objects that stay there."""
+    """Return a function that runs a cell as a worker does; it returns failures by object name."""
 
     def run(cell, here):
         pickler, failed = written(lambda: Pickler(here), lambda _: [*here], here.get)

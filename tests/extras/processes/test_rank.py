@@ -1,4 +1,4 @@
-"""A rank's work with GPUs, tested in this process without GPUs."""
+"""How ranks use GPUs, tested in this process and without GPUs."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from speedkit_jupyter.extras.processes import workers
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Return a function: with `gpus(2)` torch reports 2 GPUs; it lists the ones made current."""
+    """Return a function: `gpus(2)` simulates 2 GPUs and returns a list of set_device() calls."""
 
     def pretend(number):
         taken = []

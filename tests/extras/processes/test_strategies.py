@@ -1,4 +1,4 @@
-"""distributed on two or four real processes: the same training as on one."""
+"""`distributed` on two or four real processes trains as one process does."""
 
 import pytest
 import torch
@@ -159,7 +159,7 @@ def test_gradients_of_any_method_and_of_each_backward_pass_are_averaged():
 
 
 def accumulated(model, strategy, data, labels):
-    """Accumulate gradients; return whether no_sync() kept them on this rank, and their sums."""
+    """Return whether no_sync() kept gradients on this rank, and the final accumulated gradients."""
     import torch.distributed as dist
     from torch.nn.functional import cross_entropy
 

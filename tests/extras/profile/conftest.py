@@ -1,4 +1,4 @@
-"""Fixtures for profiles on a simulated clock, where the right split of a step is known."""
+"""Fixtures for profiles on a simulated clock, so that tests know the time of each part."""
 
 import pytest
 from made_time import MadeTime, installed
@@ -8,13 +8,13 @@ from speedkit_jupyter.extras.profile import profiler
 
 @pytest.fixture
 def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
-    """Install a clock on which time passes in sleeps; a reading takes only 1 µs."""
+    """Install a clock that `sleep` advances; each reading adds only 1 µs."""
     return installed(request, monkeypatch, tick_s=1e-6)
 
 
 @pytest.fixture(autouse=True)
 def a_few_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Profile few calls: simulated calls are alike. test_lines.py samples on the real clock."""
+    """Profile few calls, since simulated calls are alike. test_lines.py uses the real clock."""
     if request.path.name != "test_lines.py":
         monkeypatch.setattr(profiler, "ENOUGH_CALLS", 20)
         monkeypatch.setattr(profiler, "ENOUGH_S", 0.0)

@@ -1,4 +1,4 @@
-"""The costs of modules and operators: seconds, and the module that they belong to."""
+"""Costs of modules and operators: the seconds, and the module that an operator works for."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -34,7 +34,7 @@ def traced(call: Callable[[], object], *models: nn.Module) -> OperatorTrace:
 
 
 def places(trace: OperatorTrace, operator: str) -> set[tuple[str, bool]]:
-    """Return the modules and passes that an operator worked for."""
+    """Return the pairs `(module, is_backward)` for which an operator ran."""
     return {(one.module, one.is_backward) for one in trace.seconds if one.operator == operator}
 
 

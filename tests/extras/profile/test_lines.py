@@ -1,4 +1,4 @@
-"""The lines of the user's own code that take the time, and the stopwatch of the parts of a step."""
+"""Time per line of the user's code, and the recorder that divides a step into parts."""
 
 import inspect
 import signal
@@ -191,7 +191,7 @@ def made(**seconds: float) -> Split:
 
 def test_where_instruments_take_long_calls_without_them_give_the_length_of_each_whole_part():
     found = Profile(splits=[made(forward=5.0, rest=5.0, rest__overhead=90.0)] * 3, plain_s=[100.0])
-    assert found.share("forward") == pytest.approx(0.5)  # `whole` has no calls
+    assert found.share("forward") == pytest.approx(0.5)  # `whole` is empty
     assert sum(map(found.share, PARTS)) == pytest.approx(1.0)
     told = made(forward=8.0, forward__synchronizations=2.0, rest=10.0)
     whole = made(forward=5.0, rest=3.0)

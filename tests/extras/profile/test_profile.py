@@ -1,4 +1,4 @@
-"""Profiles of steps whose right split is known, and the removal of the instruments."""
+"""Profiles of steps whose parts take known times, and the removal of the instruments."""
 
 import signal
 import threading

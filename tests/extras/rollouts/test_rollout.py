@@ -240,7 +240,7 @@ def test_tuning_refuses_what_drifts() -> None:
 
 
 def test_what_one_rounding_moves_may_move_as_far_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chaotic map amplifies rounding, so compiled code may drift as far; bf16 may not."""
+    """A chaotic map amplifies rounding. Compiled code may drift as far as that; bf16 may not."""
     monkeypatch.setattr(WaySearch, "_candidates", lambda self: [])
     choice = choice_of(lambda x: 3.9 * x * (1 - x), torch.rand(2, 8), steps=200)
     choice.run()

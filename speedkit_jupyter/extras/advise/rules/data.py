@@ -23,14 +23,14 @@ from speedkit_jupyter.extras.data.bucketed import bucketed, few_lengths, keeps_l
 from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 from speedkit_jupyter.support.units import count, share
 
-# Least seconds to start and end a worker, measured in an idle process (AMD EPYC, 2 cores).
+# Minimum seconds to start and end a worker, measured in an idle process (AMD EPYC, 2 cores).
 START_S = 0.06
 
 
 def other_loader(
     seen: Situation, own: Any, settings: LoaderSettings, lengths: Sequence[int] = ()
 ) -> Remedy | None:
-    """Return a remedy that gives `own` new settings and padding; None if the step made `own`."""
+    """Return a remedy that rebuilds the loader `own`; None if the step itself creates `own`."""
     numbers = [at for at, one in enumerate(seen.subject.loaders) if one is own]
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:
@@ -83,7 +83,7 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
-    """Draw samples; return whether workers can load them. False if unbatched or in memory."""
+    """Return whether workers can load the data (draws samples); False if unbatched or in memory."""
     if loader.batch_sampler is None or loader_settings.takes_whole_batches(loader):
         return False
     seen.settle()
@@ -190,9 +190,9 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
 
 
 def padded(words: torch.Tensor) -> tuple[float, float] | None:
-    """Return the shares of padding and of columns after the longest row, in a batch of token ids.
+    """Return the share of padding, and of columns after the longest row, in a batch of token ids.
 
-    Padding is the last column's most frequent value. None for masks, no padding or < 8 columns.
+    The last column's most frequent value is padding. Return None without padding or tokens.
     """
     if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
         return None

@@ -31,9 +31,9 @@ def nothing_collected(_: Subject) -> Iterator[None]:
 class CostlyCode(NamedTuple):
     """A kind of slow statement, and its remedy.
 
-    `nodes` finds statements in the executed code; statements below the share `taken` of the step
-    don't count. `because` is added to the evidence. The remedy makes the statement `least` to
-    `most` times as fast. Titles may contain {place}, {code} and {name}, the called function.
+    `nodes` finds statements in the executed code; they count if they take at least `taken`, a share
+    of the step. `because` is added to the evidence. The remedy makes a statement `least` to `most`
+    times as fast. Titles may contain {place}, {code} and {name}, the called function.
     """
 
     nodes: Callable[[ObservedCall], Iterable[tuple[FunctionCode, ast.AST]]]
@@ -140,7 +140,7 @@ COSTLY = {
 
 
 def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
-    """Find statements of the kind `COSTLY[rule]` that take at least `taken` of the step."""
+    """Find statements of kind `COSTLY[rule]` that take at least the share `taken` of the step."""
     kind, known = COSTLY[rule], set[tuple[Spot, ...]]()
     for code, node in kind.nodes(seen.observed):
         taken, spots = seen.line_share(code, node), code.lines_of(node)
@@ -164,7 +164,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
 def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     """Find lines that wait for the device: `.item()`, `print(loss)`, `if loss > 0`.
 
-    On a CPU, no line waits: a line counts from 16 calls per step, and all of its time counts.
+    On a CPU, no line waits: a line counts from 16 reads per step, and all of its time counts.
     """
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():

@@ -85,7 +85,7 @@ def anomaly_mode(seen: Situation) -> Iterator[Opportunity]:
 
 
 def graph_kept(seen: Situation) -> Iterator[Opportunity]:
-    """Find `total += loss`, `losses.append(loss)`: the graphs of all steps stay in memory."""
+    """Find `total += loss` and `losses.append(loss)`, which keep the graphs of all steps."""
     for code in seen.observed.code:
         called = (situation.dotted(call.func) for call in code.nodes(ast.Call))
         losses = {one.removesuffix(".backward") for one in called if one.endswith(".backward")}
@@ -97,7 +97,7 @@ def graph_kept(seen: Situation) -> Iterator[Opportunity]:
                 f"keep {kept} without its graph",
                 f"{place(code.lines_of(node)[0])}: `{ast.unparse(node)}` keeps the graph "
                 "of every step in memory, which grows",
-                # After its backward pass, a graph is a few objects; before, it keeps activations.
+                # A graph keeps activations until its backward pass, and then a few objects only.
                 amdahl(seen.computing, 0.99, 1.05 if seen.observed.has_backward else 1.6),
                 f"{kept}.detach() in its place (or .item(), which waits on a GPU)",
                 spots=code.lines_of(node),
@@ -106,7 +106,7 @@ def graph_kept(seen: Situation) -> Iterator[Opportunity]:
 
 def _begins_anew(seen: Situation, code: FunctionCode, node: ast.AST, keeper: str) -> bool:
     """Return whether the sum or list `keeper` is reset for each step."""
-    # The reset is in a function that runs at least once per step, or in a loop around the node.
+    # Resets count in the node's function, if it runs in each step, and in loops around the node.
     around: list[ast.AST] = [code.tree] * (seen.steps <= code.calls)
     around += (one for one in code.nodes(ast.For, ast.While) if node in ast.walk(one))
     inside = (one for tree in around for one in FunctionCode(code.code, tree).nodes(ast.Assign))
@@ -115,7 +115,7 @@ def _begins_anew(seen: Situation, code: FunctionCode, node: ast.AST, keeper: str
 
 
 def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
-    """Return the names of a sum or list and of the loss that it keeps with a graph; "" if none."""
+    """Return the names of a sum or list, and of the loss whose graph it keeps; "" if none."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
         keeper, value = situation.dotted(node.target), node.value
     elif isinstance(node, ast.Call) and situation.is_called(node, "append") and len(node.args) == 1:
@@ -125,7 +125,7 @@ def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
     inside = [*ast.walk(value)]
     plain = ("item", "detach", "float", "tolist", "numpy", "int", "len")
     is_plain = any(situation.is_called(one, *plain) for one in inside)
-    if is_plain or keeper in losses:  # `keeper` may be a loss that sums parts
+    if is_plain or keeper in losses:  # `keeper` may itself be a loss, a sum of parts
         return keeper, ""
     return keeper, min({one.id for one in inside if isinstance(one, ast.Name)} & losses, default="")
 
@@ -154,8 +154,8 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
     least, most = sorted([by_size, len(idle) / max(len(every), 1)])
     if most < 0.1:
         return
-    # The gradient of a layer's weights is a third of its backward pass or more; under no_grad its
-    # forward pass keeps nothing, which saves a quarter of that pass.
+    # Weight gradients take a third or more of a layer's backward pass. Under no_grad, the layer's
+    # forward pass saves no activations, which makes it a quarter shorter.
     needless = seen.share("backward") * least * 0.35
     spared = min(seen.share("backward") * most + 0.25 * seen.share("forward") * most, 0.95)
     yield Opportunity(
@@ -170,7 +170,7 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _outermost(seen: Situation, idle: Sequence[torch.nn.Parameter]) -> str:
-    """Return code for the first module with all parameters in `idle` (`net[0]`), or "parameter"."""
+    """Return code (`net[0]`) for the outermost module with idle parameters only, or "parameter"."""
     ids = {id(one) for one in idle}
     for module in (part for model in seen.subject.models for part in model.modules()):
         own = {id(one) for one in module.parameters()}
@@ -252,7 +252,7 @@ def double_precision(seen: Situation) -> Iterator[Opportunity]:
         f"compute in float32: {called} is in float64",
         f"{called}'s parameters are float64; forward, backward and optimizer: "
         f"{share(computing)} of the step",
-        # float64 has twice the bytes and half the SIMD width; on many GPUs, 1/32 of float32's rate.
+        # float64 has twice the bytes and half the SIMD lanes; on many GPUs, 1/32 of float32's rate.
         amdahl(computing, 1.25, 3.0) if seen.on_cpu else amdahl(computing, 1.5, 20.0),
         f"{called}.float(), and x.float() (NumPy's numbers are float64)",
         "7 digits instead of 16; create the optimizer again",
