@@ -180,7 +180,7 @@ class Snapshot:
 
 
 def _owned(walk: Walk) -> Iterator[int]:
-    """Yield ids of the tensors and gradients of models and optimizers, to copy at any size."""
+    """Yield ids of the models' and optimizers' tensors and gradients, which have no size limit."""
     for instance in walk.found.values():
         tensors: list[Any] = []
         if issubclass(type(instance), torch.nn.Module):

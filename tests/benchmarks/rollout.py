@@ -1,9 +1,9 @@
-"""Measure what each part of a plan gains for 500 steps of a CNN with InstanceNorm at 128 x 128.
+"""Measure the gain of each part of a way to run 500 steps of a CNN with InstanceNorm, 128 x 128.
 
-Each line has one more part than the line before. Speed is over the plain loop (no_grad, float32),
-from interleaved blocks of steps. Drift is over all steps if the budget allows it, else
-extrapolated. `auto` is the choice of `rollout(tune=True)`. Exits 1 if `auto` drifts by 1 % or more,
-or if its speed at batch 1 is below the goal: 8 on GPUs, 2.5 on CPUs with bf16 units, 1.5 on others.
+Each line adds one part. Speeds are relative to the plain loop (no_grad, float32), measured in
+interleaved blocks of steps. Drift is over all steps if the budget allows it, else extrapolated.
+`auto` is the choice of `rollout(tune=True)`. Exits 1 if its drift is unknown or at least 1 %, or
+if its speed at batch 1 is below the goal: 8 on GPUs, 2.5 on CPUs with bf16 units, 1.5 on others.
 """
 
 import copy

@@ -188,7 +188,7 @@ def test_entries_of_extras_are_in_front_of_the_entries_that_they_name():
     assert all(names.index(one.name) < names.index(one.before) for one in added)
 
 
-# An entry that needs a private name of torch is declined with this name if torch lacks it.
+# If torch lacks a function that an entry needs, the entry is declined, and the reason names it.
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def epoch():
 """
 
 
-# On the made clock, steps take as long with the remedy as without it, which would refute it.
+# On the simulated clock the remedy would save no time, so that its trial would refute it.
 @pytest.mark.real_time
 @pytest.mark.smoke
 def test_what_is_slow_stands_with_evidence_and_is_tried_by_its_number_or_its_rule(shell):

@@ -1,4 +1,4 @@
-"""Time cells by %%speedbench without --compare, which does what %%timeit does, and more."""
+"""Time cells with %%speedbench: without --compare, it does all that %%timeit does."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Check what config files and variables may say, and the plans of the project's own configs."""
+"""Test options in config files and environment variables, and plans of the project's configs."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -139,7 +139,7 @@ class LoopPlans:
     def force(self, name: str, proof: Ratio | None = None) -> str:
         """Replace the plan in force with the plan `name`; return "", or why that failed.
 
-        With a proof the plan is applied as by `apply_speedups`, unless the user applied a plan.
+        With a proof, `apply_speedups` applies the plan, unless the user has applied a plan.
         No plan is in force after a failure, or if a model was deleted.
         """
         models = self.live_models
@@ -178,7 +178,7 @@ class LoopPlans:
 
     @property
     def is_applied(self) -> bool:
-        """Return whether the winner is applied, as by `apply_speedups`."""
+        """Return whether `apply_speedups` applied the winner; True until `unapply`."""
         return bool(self._applied)
 
     @property

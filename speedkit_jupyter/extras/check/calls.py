@@ -169,7 +169,7 @@ class PatchWatch:
             names = {**before, **now} if isinstance(owner, type) else before
             for name in [name for name in names if now.get(name) is not before.get(name)]:
                 code = getattr(now.get(name), "__code__", None)
-                # torch's own functions, such as wrappers by torch.compile, are no fault.
+                # Replacements by torch itself, such as torch.compile's wrappers, are allowed.
                 if not getattr(code, "co_filename", "").startswith(TORCH):
                     faults.append(f"it replaces {owner.__name__}.{name}")
                     setattr(owner, name, before[name]) if name in before else delattr(owner, name)

@@ -101,7 +101,7 @@ class Recorder:
         return depth, mode
 
     def end(self, begun: tuple[int, Any] | None) -> None:
-        """End a part and all parts in it (failed compiling reports no end); None ends nothing."""
+        """End a part, and inner parts that are still open (a failed compilation); ignore None."""
         if begun is None:
             return
         depth, mode = begun
