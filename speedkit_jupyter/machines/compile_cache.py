@@ -29,7 +29,7 @@ from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import inductor as torch_private
 
-# The first `prepare` of a process deletes all compiled code above this limit (a model: few MiB).
+# A process's first `prepare` deletes all compiled code above this limit (a model's: a few MiB).
 MOST_CACHE_BYTES = 2 * 2**30
 NAME = "speedkit-compiled"
 # Subfolder for torch's cache in each machine's folder. This module deletes only such subfolders.

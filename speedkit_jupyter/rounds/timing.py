@@ -190,7 +190,7 @@ class Timer:
             yield from self._runs(state, settles=not is_exact and not afresh)
 
     def _runs(self, state: Snapshot, settles: bool) -> Iterator[Progress]:
-        """Time several runs from one state; if `settles`, each after a step, if the budget is enough."""
+        """Time several runs from one state; if `settles` and time allows it, each after a step."""
         slowest_s, first_s, runs = 0.0, self.timing.first_call_s or 0.0, self.timing.all_runs
         settles &= self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
         least = RUNS if self.runs is None else self.runs

@@ -124,7 +124,7 @@ class Examiner:
         _add(table, key, gradient)
 
     def _copied(self, arguments: list[Any]) -> snapshot.Snapshot | None:
-        """Return a snapshot of the non-tensor arguments; None if none, or after noting an obstacle."""
+        """Return a snapshot of the non-tensor arguments; None if there are none, or an obstacle."""
         walk = Walk([] if self._is_large else [a for a in arguments if type(a) is not torch.Tensor])
         size = sum(getattr(one, "nbytes", 0) for one in walk.found.values())
         self._is_large |= len(walk.found) > snapshot.MOST_HELD or size > MOST_COPIED_BYTES
