@@ -219,10 +219,8 @@ class Hardware(_Record):
                 name, text = text, arguments.file_text(machines.find(text))
             return cls.model_validate_json(text)
         except pydantic.ValidationError as error:
-            problems = ((".".join(map(str, one["loc"])), one["msg"]) for one in error.errors())
-            raise ConfigError(
-                f"{name}: {': '.join(filter(None, one))}" for one in problems
-            ) from None
+            found = ((".".join(map(str, one["loc"])), one["msg"]) for one in error.errors())
+            raise ConfigError(f"{name}: {': '.join(filter(None, one))}" for one in found) from None
         except (OSError, ValueError) as error:
             raise ConfigError([f"{name}: {arguments.why(error)}"]) from None
 

@@ -251,9 +251,7 @@ def noted_autocast() -> Iterator[set[str]]:
         yield precisions
 
 
-def rounded(
-    precision: str, number: int = 0, loss_scale: float = 1.0
-) -> AbstractContextManager[None]:
+def rounded(precision: str, number: int = 0, loss_scale: float = 1) -> AbstractContextManager[None]:
     """Round matrix products, their operands and dependent results to `precision` in the block.
 
     In fp32, all results are rounded to 20 bits. Run `number` 1 rounds to nearest, others at random.

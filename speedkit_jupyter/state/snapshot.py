@@ -295,38 +295,48 @@ def generators_kept() -> Iterator[None]:
         list(found.restore(compares=False))
 
 
-@contextmanager
-def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """After the block, restore modules' attributes and buffers, and the process's random states.
+class ModuleState:
+    """A copy of modules' attributes and buffers, without parameters and hooks.
 
-    Parameters and hooks are not restored. Raises ValueError for too much data: see `held_objects`.
+    Raises ValueError for too much data: see `held_objects`.
     """
-    parts = [part for model in models for part in model.modules()]
-    attributes = [dict(vars(part)) for part in parts]
-    buffers = [one for model in models for one in model.buffers()]
-    contents, copies = list[tuple[StateHandler, Any, Any]](), CopyBudget(required=map(id, buffers))
-    every: list[Any] = [one for _, one in held_objects(models)]
-    every += [*map(buffer_table, parts), *buffers]
-    kinds = {cls: handlers_of(cls) for cls in {*map(type, every)}}
-    for one in every:
-        for kind in (each for each in kinds[type(one)] if isinstance(each, CONTENTS)):
-            with suppress(Exception):  # a tensor without memory, for example
-                contents.append((kind, one, kind.copy(one, copies)))
-    try:
-        with generators_kept():
-            yield
-    finally:
-        for part, found in zip(parts, attributes, strict=True):
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        parts = [part for model in models for part in model.modules()]
+        self._attributes = [(part, dict(vars(part))) for part in parts]
+        buffers = [one for model in models for one in model.buffers()]
+        copies, self._contents = CopyBudget(required=map(id, buffers)), list[Any]()
+        every: list[Any] = [one for _, one in held_objects(models)]
+        every += [*map(buffer_table, parts), *buffers]
+        kinds = {cls: handlers_of(cls) for cls in {*map(type, every)}}
+        for one in every:
+            for kind in (each for each in kinds[type(one)] if isinstance(each, CONTENTS)):
+                with suppress(Exception):  # a tensor without memory, for example
+                    self._contents.append((kind, one, kind.copy(one, copies)))
+
+    def restore(self) -> None:
+        for part, found in self._attributes:
             for name in (vars(part).keys() | found.keys()) - {COMPILED_CALL}:
                 if name not in found:
                     del vars(part)[name]
                 elif vars(part).get(name) is not found[name]:
                     vars(part)[name] = found[name]
         with torch.no_grad():
-            for handler, one, memory in contents:
+            for handler, one, memory in self._contents:
                 with suppress(Exception):  # an array whose size is fixed by views of it
                     if not handler.same(one, memory):
                         handler.put_back(one, memory)
+
+
+@contextmanager
+def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """After the block, restore modules' states, and the process's random states."""
+    state = ModuleState(models)
+    try:
+        with generators_kept():
+            yield
+    finally:
+        state.restore()
 
 
 def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:

@@ -25,9 +25,7 @@ def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
     """Return the models that have parameters and are not part of another model."""
     modules = _all_of(torch.nn.Module, objects)
     inside = {id(part) for module in modules for part in list(module.modules())[1:]}
-    return [
-        m for m in modules if id(m) not in inside and next(iter(m.parameters()), None) is not None
-    ]
+    return [m for m in modules if id(m) not in inside and any(True for _ in m.parameters())]
 
 
 def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:

@@ -106,9 +106,7 @@ def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
     return [pair for pair in every if pair[0][:1] != "_" and pair[0] not in ("In", "Out")]
 
 
-def by_expression(
-    names: Mapping[str, Any] | None, kind: type, inside: bool = True
-) -> dict[str, Any]:
+def by_expression(names: Any, kind: type, inside: bool = True) -> dict[str, Any]:
     """Return distinct objects of a class by expression: variables and, if `inside`, their parts."""
     entries = public(names)
     parts = (

@@ -22,8 +22,7 @@ def test_the_code_is_torchs_own_function(hardware):
     with pytest.raises(SpeedKitError, match="--as torch"):
         code(decided, "transformers")
     asked = SpeedConfig(cuda_graphs=True, distributed="ddp")
-    several = plan(asked, hardware("a100"), replace(facts, processes=2))
-    assert several["cuda_graphs"].declined
+    assert plan(asked, hardware("a100"), replace(facts, processes=2))["cuda_graphs"].declined
 
 
 def in_the_same_memory(call, samples, allow_unused_input):

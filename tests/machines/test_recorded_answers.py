@@ -76,8 +76,7 @@ def test_the_peak_of_a_step_is_what_the_counters_grew_by(answers):
 def test_a_gpu_whose_counters_stay_zero_has_no_peak_above_the_state(answers):
     """Replay a gfx900 Radeon under ROCm 3.3, from ROCm/pytorch#703."""
     answers({"allocated_bytes.all.current": 0, "allocated_bytes.all.peak": 0})
-    held = torch.ones(256)
-    assert memory.needed(lambda: None, CUDA, [held]) == memory.MemoryUse(1024, 1024)
+    assert memory.needed(lambda: None, CUDA, [torch.ones(256)]) == memory.MemoryUse(1024, 1024)
 
 
 def test_free_memory_includes_what_torch_has_cached(answers):

@@ -66,8 +66,7 @@ def test_an_optimizer_is_found_where_its_model_is(shell):
 )
 def test_apply_takes_the_model_that_is_listed_first(shell, cell, chosen):
     shell.run(f"run = type('Run', (), {{}})()\n{cell}")
-    listed = shell.run("%speedkit")
-    assert f"`%speedkit apply {chosen}` would do this" in listed
+    assert f"`%speedkit apply {chosen}` would do this" in shell.run("%speedkit")
     shell.run("%speedkit apply")
     assert shell.names["ctx"].model is eval(chosen, dict(shell.names))
 

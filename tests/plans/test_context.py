@@ -109,5 +109,4 @@ def test_a_wish_keeps_the_others_and_no_variable_overrides_it(monkeypatch):
     config = config.changed("precision", "bf16").changed("compile.enabled", False)
     assert (config.precision, config.tf32, config.compile.enabled) == ("bf16", "high", False)
     assert config.word("compile.enabled") == "false"
-    config = config.changed("threads", 2)
-    assert config.word("threads") == "2"
+    assert config.changed("threads", 2).word("threads") == "2"

@@ -67,8 +67,7 @@ def test_what_was_asked_for_or_is_left_by_a_config_alone_is_not_offered(hardware
     asked = decided(machine, precision="bf16", channels_last=False)
     assert asked.worth_measuring == {}
     assert asked["precision"].active
-    alone = plan(SpeedConfig(fused_optimizer=True).alone(), machine, FACTS)
-    assert alone.worth_measuring == {}
+    assert plan(SpeedConfig(fused_optimizer=True).alone(), machine, FACTS).worth_measuring == {}
 
 
 @pytest.mark.parametrize(

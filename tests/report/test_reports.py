@@ -42,8 +42,7 @@ def test_seconds_and_bytes_are_shown_as_people_read_them(unit, shown):
 def test_a_table_keeps_to_its_width_and_wraps_its_last_column(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     table = Table(("name", "why"), (Row(("a", "many words " * 20)),))
-    lines = Document("Title", (Section(table),)).to_text().splitlines()
-    assert max(map(len, lines)) <= 60
+    assert max(map(len, Document("Title", (Section(table),)).to_text().splitlines())) <= 60
 
 
 def test_html_escapes_everything_and_shows_code_in_backticks_and_in_cells():

@@ -48,8 +48,7 @@ def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
 
 
 def test_a_second_search_checks_what_the_first_has_learned(made):
-    first = tune(made()[2], budget_s=4)
-    assert first.winner.name == "fused_optimizer"
+    assert tune(made()[2], budget_s=4).winner.name == "fused_optimizer"
     _, optimizer, step = made()  # other objects, as after a restart
     second = tune(step, budget_s=4)
     assert second.learned is not None

@@ -230,9 +230,7 @@ class Facts:
         return replace(self, device=device, devices=(device,), optimizers=optimizers)
 
     @classmethod
-    def read(
-        cls, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
-    ) -> Facts:
+    def read(cls, model: torch.nn.Module, optimizers: Sequence[Any] = ()) -> Facts:
         """Return the facts of a model and its optimizers, without running or moving anything."""
         from speedkit_jupyter.machines import flags
 

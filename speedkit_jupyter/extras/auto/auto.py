@@ -89,7 +89,7 @@ def auto(
 
 
 class Auto:
-    """The races of plans on the loops of one thread: the thread that calls `begin`.
+    """The races of plans on the loops of one thread: the thread that creates this object.
 
     A cell lasts from `begin_cell` to `end_cell`. `overhead` and `evaluation` are as in `auto`.
     In a cell, `say` gets lines for the user; `changed` gets a loop after each optimizer step.

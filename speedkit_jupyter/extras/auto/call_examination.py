@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -93,6 +93,9 @@ class Examiner:
         __tracebackhide__ = True  # hides this frame in errors of the user's model
         if len(self._calls) == MOST_CALLS:
             return below(*args, **kwargs)
+        if not self._calls:
+            with suppress(ValueError):  # too much data, as `repeating` will say
+                self._before = snapshot.ModuleState(self._plans.live_models)
         versions = _versions((args, kwargs))
         random = snapshot.ProcessSettings(snapshot.generators())
         values = self._values()
@@ -145,6 +148,7 @@ class Examiner:
         for hook in self._hooks:
             hook.remove()
         self._calls, self._gradients, self._hooks = [], {}, []
+        self._before = snapshot.ModuleState([])
 
     def objection(self, name: str) -> str | None:
         """Return why a plan may not race, empty if it may; None if it must be examined first."""
@@ -188,9 +192,9 @@ class Examiner:
         """
         with interrupts.interrupts_delayed():
             begun_s, self.is_repeating = clock.now(), True
-            recorded = self._calls, self._gradients
+            recorded = self._calls, self._gradients, self._before
             self.end()
-            self._calls, self._gradients = recorded
+            self._calls, self._gradients, self._before = recorded
             try:
                 if not self._calls or len(self._calls) == MOST_CALLS:
                     raise ValueError(f"the step calls no model, or {MOST_CALLS} times or more")
@@ -201,6 +205,7 @@ class Examiner:
                 if self._plans.trains and not any(call.gradients for call in self._calls):
                     raise ValueError("the backward pass reaches no result of the model")
                 with snapshot.module_state_kept(self._plans.live_models):
+                    self._before.restore()  # such as a queue, or a hidden state
                     yield
             finally:
                 self.end()
@@ -226,6 +231,7 @@ class Examiner:
             return f"{kept}, which the plan lowers"
         if not self._differences(found, known, precision):
             return ""  # else: gradients may also come from outside the calls, as from a penalty
+        self._before.restore()
         return self._differences(found, self.repeat(compiles=False), precision)
 
     def repeat(self, compiles: bool, most_s: float = math.inf) -> Outcome:

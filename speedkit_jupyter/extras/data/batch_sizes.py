@@ -136,7 +136,7 @@ class BatchSweep:
                 refuse_unfit_call(self._called, self._own)
             now = self._found.now = length_of(self._own) or 0
             if not now:
-                raise StepError("the batch has no tensor with a row for each sample")
+                raise StepError("no list, dict or tensor of the batch has a row for each sample")
             with begun_with(None if self._takes else self._loader, self._begin):
                 yield Progress(0.0, f"batches of {now}")
                 with self._of(now):

@@ -76,9 +76,7 @@ class StaticDecoding(Optimization):
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
         return Compile().switched(decision, target)
 
-    def stand_ins(
-        self, decision: Decision, target: Target
-    ) -> Mapping[torch.nn.Module, overrides.Slots]:
+    def stand_ins(self, decision: Decision, target: Target) -> Mapping[Any, overrides.Slots]:
         if not decision.value:
             return {}
         function = with_static_cache(self._code(target), target, decision.value)

@@ -180,9 +180,7 @@ def _here(storage: Any, location: str) -> Any:
 # --- the reply ---
 
 
-def reply(
-    path: Path, bound: Mapping[str, Any], sent: Mapping[int, Any], space: Space
-) -> dict[str, str]:
+def reply(path: Path, bound: dict[str, Any], sent: dict[int, Any], space: Space) -> dict[str, str]:
     """Write `bound` and the content of reachable `sent` objects; return failure reasons by name."""
     reached: dict[int, None] = {}  # includes numbers reached from objects that can't be sent
 

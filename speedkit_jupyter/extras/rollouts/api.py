@@ -55,7 +55,7 @@ class Rollout(Shown):
         """Return a figure of drifts; raise ArgumentError if no drift was measured."""
         drifts = {one.way.name: one.drift for one in self.trials if one.drift is not None}
         if not drifts:
-            raise ArgumentError("no drift was measured: give tune=True")
+            raise ArgumentError("no drift was measured: tune=True measures faster ways")
         axes = rendering.axes_of(3.2, "steps")
         for name, drift in drifts.items():
             axes.plot(drift.steps, drift.errors, label=name, linewidth=1.5)

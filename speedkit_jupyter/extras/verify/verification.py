@@ -209,9 +209,7 @@ class Verifier:
     Raises StepError for a step that can't be verified, ConfigError for an unreadable plan.
     """
 
-    def __init__(
-        self, step: Step, plan: str | SpeedConfig, steps: int = STEPS, subject: str = ""
-    ) -> None:
+    def __init__(self, step: Step, plan: Any, steps: int = STEPS, subject: str = "") -> None:
         if steps < 2:
             raise StepError(f"a curve needs 2 steps or more, not {steps}")
         step.refuse_unfit("verify")

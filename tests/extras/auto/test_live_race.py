@@ -219,8 +219,7 @@ def test_batches_of_other_shapes_are_compared_with_their_like():
     mixed = {"short": 0.2, "long": 5.0}
     races = [Run({"same": 1.0}, seed=seed).steps(700, mixed).race for seed in range(8)]
     assert sum(race.proof is not None for race in races) <= 1
-    run = Run({"good": 1.5}).steps(2000, mixed)
-    assert run.race.leader == "good"
+    assert Run({"good": 1.5}).steps(2000, mixed).race.leader == "good"
 
 
 def test_a_gain_that_noise_hides_is_not_claimed_and_said():
@@ -252,5 +251,4 @@ def test_a_learned_plan_needs_no_race():
 
 
 def test_a_short_run_hardly_races():
-    run = Run({"good": 1.5}).steps(10)
-    assert run.served == [BASELINE] * 10
+    assert Run({"good": 1.5}).steps(10).served == [BASELINE] * 10

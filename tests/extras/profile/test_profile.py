@@ -96,8 +96,7 @@ def test_data_that_a_step_draws_from_an_iterator_counts_in_every_call(made_time)
         x, y = next(batches)
         functional.cross_entropy(net(x), y).backward()
 
-    found = profile(step, budget_s=1.5)
-    assert found.share("data") > 0.4
+    assert profile(step, budget_s=1.5).share("data") > 0.4
     assert len(list(batches)) == 4
 
 

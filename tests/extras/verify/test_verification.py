@@ -56,8 +56,7 @@ def test_a_plan_that_spoils_training_is_seen(factor):
             for parameter in optimizer.param_groups[0]["params"]:
                 parameter.grad.mul_(factor)
 
-    found = verify(training(spoiled=spoiled)[2], "fused_optimizer", steps=20)
-    assert found.verdict == "worse"
+    assert verify(training(spoiled=spoiled)[2], "fused_optimizer", steps=20).verdict == "worse"
 
 
 def test_every_run_gets_the_same_data_and_each_step_new_data():
@@ -82,8 +81,7 @@ def test_every_run_gets_the_same_data_and_each_step_new_data():
 def test_the_plan_in_force_is_what_is_verified_and_stays_in_force():
     network, optimizer, step = training()
     with apply_speedups(network, SpeedConfig(precision="bf16"), optimizer=optimizer)[1] as context:
-        found = verify(step, steps=4)
-        assert found.plan["precision"] == "bf16"
+        assert verify(step, steps=4).plan["precision"] == "bf16"
         assert context.active
 
 
