@@ -84,8 +84,7 @@ def test_where_the_other_process_fails_its_last_line_is_the_reason(monkeypatch):
 
 def test_what_cannot_be_sent_is_compiled_in_the_loop():
     one = background_compile.SubprocessCompiler({})
-    graph = torch.fx.symbolic_trace(nn.Identity())
-    assert one.trace(graph, [object()])(3) == 3
+    assert one.trace(torch.fx.symbolic_trace(nn.Identity()), [object()])(3) == 3
     assert "object" in one.why_not
     assert one.is_done()
 

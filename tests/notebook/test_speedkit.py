@@ -21,8 +21,7 @@ def test_models_in_a_dict_are_seen_from_the_first_look_on(loaded_shell):
     loaded_shell.run("import torch\nmodels = {'tf': torch.nn.Linear(2, 2)}")
     for line in ("", "report", "panel"):
         assert "models['tf']" in loaded_shell.run(f"%speedkit {line}")
-    error = loaded_shell.fails("%speedkit explain bf16")
-    assert "It is a value of 'precision'" in str(error)
+    assert "It is a value of 'precision'" in str(loaded_shell.fails("%speedkit explain bf16"))
 
 
 def test_a_cell_may_call_a_frozen_module(loaded_shell):

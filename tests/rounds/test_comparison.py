@@ -56,8 +56,7 @@ def test_break_even_counts_the_steps_that_pay_for_compiling():
     record.compilations = Compilations(graphs=2)
     saved_per_step = sorted(found.baseline.times_s)[100] / 2
     assert found.break_even_steps(record) == pytest.approx(15.0 / saved_per_step, rel=0.05)
-    text = " ".join(repr(found).split())
-    assert "compiled 2 graphs; its 15 s are paid back after" in text
+    assert "compiled 2 graphs; its 15 s are paid back after" in " ".join(repr(found).split())
 
 
 def everything() -> Comparison:

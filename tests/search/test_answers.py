@@ -135,8 +135,7 @@ def test_the_table_shows_five_plans_that_mattered_and_folds_the_others():
 def test_what_had_no_time_may_still_bring_something():
     tuning = searched({"bf16": 1.0}, MANY)
     assert tuning.tried.why_unclear(0.1) == ""
-    waiting = [Candidate({"threads": 1})]
-    assert tuning.tried.why_unclear(0.1, waiting) == "1 plan had no time"
+    assert tuning.tried.why_unclear(0.1, [Candidate({"threads": 1})]) == "1 plan had no time"
 
 
 def test_a_plan_above_the_limit_of_the_99th_percentile_is_neither_likely_nor_a_winner():

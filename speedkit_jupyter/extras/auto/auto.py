@@ -253,6 +253,8 @@ class Auto:
             return self._refuse(optimizers, "several processes train it together")
         try:
             for known in [*self.loops]:
+                if known.race.proof is not None:  # the new model may be a cross-validation's next
+                    known.plans.store(known.race.leader, known.race.proof)
                 if any(one is model for one in known.plans.live_models for model in models):
                     self._end(known)  # a model has one loop: the known loop predicts or is over
                     self._over += [known] if known.trains else []

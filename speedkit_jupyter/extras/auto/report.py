@@ -102,8 +102,7 @@ def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
     ratio = race.proof
     under = 1 - totals.seconds.get(BASELINE, 0.0) / took_s
     gain, low, high = (1 + under * (one - 1) for one in (ratio.median, ratio.low, ratio.high))
-    plain = units.seconds(took_s * gain)
-    times = f"{gain:.2f}×, {low:.2f} to {high:.2f}"
+    plain, times = units.seconds(took_s * gain), f"{gain:.2f}×, {low:.2f} to {high:.2f}"
     earlier = ", as an earlier run proved" * (race.tried.get(race.leader) is None)
     line = f"{begun}, about {plain} without ({times}) by {race.leader}{earlier}."
     if totals.predictions:

@@ -326,8 +326,7 @@ def test_a_cell_that_raises_shows_the_users_lines_only(shell, capsys, error, is_
     if is_on:
         shell.run_cell("%speedkit auto")
     capsys.readouterr()
-    result = shell.run_cell(f"%%speedkit\ndef mine():\n    {error}\nmine()")
-    assert not result.success
+    assert not shell.run_cell(f"%%speedkit\ndef mine():\n    {error}\nmine()").success
     shown = re.sub(r"\x1b\[[\d;]*m", "", "".join(capsys.readouterr()))
     assert shown.count("Traceback (most recent call last)") == 1
     assert f"----> 2     {error}" in shown

@@ -217,8 +217,7 @@ def test_the_code_of_each_form_does_the_same(form):
 def test_a_hugging_face_model_is_told_in_its_own_words():
     facts = Facts(blocks=4, block_classes=("Block",), own_checkpointing="off")
     decided = plan(asked(), facts=facts)
-    line = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
-    assert line in code(decided)
+    assert 'model.gradient_checkpointing_enable({"use_reentrant": False})' in code(decided)
     assert "gradient_checkpointing=True" in code(decided, "transformers")
 
 
