@@ -175,7 +175,7 @@ def _as_is(plan: Plan) -> str:
 
 def _changed(context: SpeedContext) -> Section:
     rows = [(one.name, word(one.before), word(one.after)) for one in context.changes()]
-    same = "Every flag, the model and its optimizers are as they were."
+    same = "Every flag, the model and the optimizers of the plan are as they were."
     table = Table(("flag or state", "before", "after"), rows)
     return Section(table or same, "Before and after", folded=True)
 

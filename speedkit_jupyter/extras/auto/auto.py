@@ -19,7 +19,7 @@ from speedkit_jupyter.extras.auto.steps import Remaining
 from speedkit_jupyter.extras.auto.tracebacks import hide_when_interrupted
 from speedkit_jupyter.plans.registry import is_measuring
 from speedkit_jupyter.rounds.busy_machine import BUSY, SELDOM, Interruptions
-from speedkit_jupyter.step.reachable import holding, outermost
+from speedkit_jupyter.step.reachable import holding
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
@@ -223,7 +223,8 @@ class Auto:
         if (period := found.period) is None:
             return
         optimizers = list({id(one): one for one in found.optimizers}.values())
-        models = [one for one in outermost(found.models.values()) if holding(optimizers, one)]
+        repeated = (one for one in found.models.values() if found.times[id(one)] > 1)
+        models = [one for one in repeated if holding(optimizers, one)]
         if not period:
             self._refuse(optimizers, "its optimizers step in no regular order")
         elif not models:

@@ -30,11 +30,12 @@ class Discovery:
     """Record a new loop's first steps: its models, and its optimizers in the order of their steps.
 
     From `begin` to `end` the calls of all modules in this thread are watched. `models` are the
-    outermost modules that were called with gradients enabled and have trainable parameters.
-    `has_autocast` is true if the loop uses autocast itself; `seconds` is the time of its steps.
-    `predicts` is called with a module in eval mode at its FIRST_STEPS-th call without gradients, if
-    `models` is empty. The hooks are removed after KNOWN_CALLS calls of modules for which `known` is
-    true, unless a model in `models` is not known or a new loop's optimizer has made a step.
+    outermost modules that were called with gradients enabled and have trainable parameters, and
+    `times` are their numbers of calls by id; key 0 counts all calls. `has_autocast` is true if the
+    loop uses autocast itself; `seconds` is its steps' time. `predicts` is called with a module in
+    eval mode at its FIRST_STEPS-th call without gradients, if `models` is empty. The hooks are
+    removed after KNOWN_CALLS calls of modules for which `known` is true, unless a model in `models`
+    is not known or a new loop's optimizer has made a step.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Discovery:
 
     def _forget(self) -> None:
         self.models, self._predicting = dict[int, torch.nn.Module](), Counter[int]()
+        self.times = Counter[int]()  # calls by the module's id, in `models`; 0: any module
         self.optimizers: list[torch.optim.Optimizer] = []
         self.has_autocast = self._is_functional = False
         self._depth = self._known_calls = self._backward_passes = self._passes_before = 0
@@ -82,11 +84,13 @@ class Discovery:
         parameter = next(iter(module.parameters()), None)
         if parameter is None or current_node() is not None:  # checkpointing repeats a call
             return
+        self.times[0] += 1
         if is_transforming():
             self._is_functional = True
             return
         if torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
             self.models[id(module)] = module
+            self.times[id(module)] += 1
             if self._backward_passes == self._passes_before:  # the step may begin at this call
                 self._begun_s = clock.now()
             kind = parameter.device.type
@@ -99,8 +103,11 @@ class Discovery:
                 self._predicts(module)
         self._known_calls += self._known(module)
         is_quiet = self._known_calls >= KNOWN_CALLS and not self.optimizers
-        if is_quiet and all(map(self._known, self.models.values())):
+        if is_quiet and not self._repeats_unknown():
             self.end()
+
+    def _repeats_unknown(self) -> bool:
+        return any(self.times[key] > 1 and not self._known(m) for key, m in self.models.items())
 
     def differentiated(self) -> None:
         self._backward_passes += bool(self._handles)  # without hooks, the search has ended
@@ -111,8 +118,8 @@ class Discovery:
             return ""
         if self._is_functional:
             return "torch.func computes its gradients"
-        is_known = bool(self.models) and all(map(self._known, self.models.values()))
-        is_loop = self._backward_passes >= FIRST_STEPS and not is_known
+        is_raw = not self.times[0] and self._backward_passes >= 10 * FIRST_STEPS  # no module
+        is_loop = is_raw or (self._backward_passes >= FIRST_STEPS and self._repeats_unknown())
         return "no optimizer of torch makes its steps" if is_loop else ""
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:

@@ -33,8 +33,7 @@ def report(loop: RacedLoop | None, refused: Iterable[str] = (), busy: str = "") 
         first, *others = [*refused] or [WAITING]
         return Document(first, others)
     headline = summary(loop, busy=busy) if loop.totals.steps else live_line(loop)
-    png = lambda: as_png(steps_over_time(loop))  # noqa: E731
-    picture = Picture(png, "The seconds of each step, by plan.")
+    picture = Picture(lambda: as_png(steps_over_time(loop)), "The seconds of each step, by plan.")
     return Document(headline, [Section(picture), Section(_plans(loop), "Plans")])
 
 

@@ -38,9 +38,7 @@ class Beat(Call):
 
     order = 2  # outside all wrappers of plans
 
-    def __init__(
-        self, module: torch.nn.Module, made: Callable[..., Any], is_plain: Callable[[], bool]
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, made: Any, is_plain: Callable[[], bool]) -> None:
         super().__init__(module, only_in=threading.get_ident())
         self._made, self._is_plain, self._passes, self._passed = made, is_plain, False, 0
 

@@ -40,7 +40,9 @@ HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
 HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2.VideoCapture")
 
 # Arguments of a DataLoader that have these values if it has no workers.
-OF_WORKERS = {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+OF_WORKERS: dict[str, Any] = dict(  # noqa: C408
+    prefetch_factor=None, persistent_workers=False, timeout=0, multiprocessing_context=None
+)
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,8 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
     """Return the line that creates the loader with new settings; `…` replaces other arguments."""
     own, kind = asdict(LoaderSettings.of(loader)), type(loader).__name__
     changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
-    of_workers = {**OF_WORKERS, "multiprocessing_context": None}
-    for key, value in of_workers.items() if own["num_workers"] and not settings.num_workers else ():
-        changed += [f"{key}={value}"] * (getattr(loader, key) != value)
+    only_workers = OF_WORKERS if own["num_workers"] and not settings.num_workers else {}
+    changed += [f"{key}={v}" for key, v in only_workers.items() if getattr(loader, key) != v]
     given = ["…", *changed]
     if settings.whole_batches:  # a new loader with this loader's data
         given = [f"{name}.dataset", f"sampler={name}.batch_sampler", "batch_size=None"]

@@ -198,8 +198,7 @@ class MicroBatch:
         found = [one for one in map(lengths_of, values) if one]
         if not found:
             raise StepError("no argument is a tensor with a row for each sample")
-        sure = [one for one in found if len(one) == min(map(len, found))]
-        length, *others = max(sure, key=sure.count)  # class weights may have another length
+        length, *others = min(found, key=len)
         if others or [length] * 2 in found:
             raise StepError("a list of tensors may be samples or parts: stack it, or give parts")
         return length
@@ -227,28 +226,28 @@ class MicroBatch:
         # Parts of 2 and 5 samples: between equal parts, a mean over a mask may add up by chance.
         first = min(number // 2, 2)
         spans = [every, every, every[:first], every[first:]]
-        (whole, _), (again, _), *parts = self._tried(batch, spans)
+        losses, weights = zip(*self._tried(batch, spans), strict=True)
+        (whole, _), (again, _), *parts = zip(map(float, losses), weights, strict=True)
         if math.isnan(whole):
             return
         # Parts with equal losses don't prove a mean.
         self._is_checked = whole != again or not np.allclose(parts[0][0], parts[1][0])
         if whole != again:
             messages.warn(
-                "micro_batch: two calls with the same samples give different losses, so the loss "
-                "of parts was not checked"
+                "micro_batch: the same samples give different losses, so the loss was not checked"
             )
             return
         made = sum(loss * weight for loss, weight in parts if weight)
         made /= 1.0 if self.is_sum else sum(weight for _, weight in parts) or 1.0
         largest = max(abs(one) for one in (whole, made, 1e-6, *(loss for loss, _ in parts)))
-        if not abs(made - whole) <= _tolerance(batch, self._models) * largest:
+        if not abs(made - whole) <= _tolerance(losses, batch, self._models) * largest:
             raise StepError(
                 f"the losses of parts don't make the loss of the batch: {made:.4g} instead of "
                 f"{whole:.4g} for {number} samples. It is not a mean over samples: a sum needs "
                 "reduction='sum', a mean over something else (a mask) weight=…, its divisor"
             )
 
-    def _tried(self, batch: Batch, parts: Sequence[range]) -> list[tuple[float, float]]:
+    def _tried(self, batch: Batch, parts: Sequence[range]) -> list[tuple[Any, float]]:
         """Run each part without dropout or batch statistics; return losses and weights."""
         found = []
         with without_dropout(self._models), ExitStack() as stack:
@@ -260,7 +259,7 @@ class MicroBatch:
                 for _, norm in _batch_norms(self._models):
                     norm.training = False
                 few = batch.sample(part)
-                found.append((float(self._loss(few)[0].detach()), self._weight(few)))
+                found.append((self._loss(few)[0].detach(), self._weight(few)))
         return found
 
 
@@ -371,8 +370,8 @@ def _batch_norms(models: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _tolerance(batch: Batch, models: list[nn.Module]) -> float:
-    tensors = tensors_in([*batch.given.values()])
+def _tolerance(losses: Sequence[Any], batch: Batch, models: list[nn.Module]) -> float:
+    tensors = tensors_in([*losses, *batch.given.values()])
     tensors += [one for model in models for one in model.parameters()]
     halves = any(one.dtype in (torch.float16, torch.bfloat16) for one in tensors)
     kinds = filter(torch.amp.is_autocast_available, {one.device.type for one in tensors})

@@ -79,9 +79,7 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
             shown.show(_of_output(title, printed, run.stays))
 
 
-def compared_on_workers(
-    shell: Any, session: Session, cell: Any, arguments: Namespace, command: str
-) -> Any:
+def compared_on_workers(shell: Any, session: Any, cell: Any, arguments: Any, command: str) -> Any:
     """Run `%%speedbench --processes … --compare …`: report rows; -v stores and -o returns them."""
     from speedkit_jupyter.extras.processes import strategy_race
     from speedkit_jupyter.extras.processes.launching import Launch

@@ -240,8 +240,7 @@ class Profile(Shown):
         calls, total_s = len(self.taken) * self.steps, sum(map(sum, waits.values()))
         # The scaled waits sum to at most the part's seconds, which exclude overhead.
         scale = min(self.seconds("synchronizations") * calls / total_s, 1.0) if total_s else 1.0
-        each = ((at, len(s) / calls, scale * sum(s) / calls) for at, s in waits.items())
-        found = [Wait(*at, times, seconds) for at, times, seconds in each]
+        found = [Wait(*at, len(s) / calls, scale * sum(s) / calls) for at, s in waits.items()]
         return sorted(found, key=lambda one: (-one.seconds_per_step, -one.times_per_step, one.spot))
 
     def rows(self) -> list[dict[str, Any]]:

@@ -122,9 +122,7 @@ class Program:
             made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return made
 
-    def _made(
-        self, operator: Callable[..., Any], policy: StateRule
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _made(self, operator: Any, policy: StateRule) -> Callable[[torch.Tensor], torch.Tensor]:
         dtype = self._dtype
 
         @user_code_boundary

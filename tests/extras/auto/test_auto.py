@@ -502,8 +502,7 @@ class Queue(nn.Linear):  # multiplies its result by a mean of earlier results, a
 
 
 def test_a_call_is_repeated_from_the_state_before_its_step(running):
-    net = Queue(16, 16)
-    net.register_buffer("queue", torch.rand(16, 16))
+    (net := Queue(16, 16)).register_buffer("queue", torch.rand(16, 16))
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
     for _ in range(300):
         net(torch.randn(16, 16)).square().mean().backward()

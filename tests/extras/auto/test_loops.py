@@ -286,12 +286,11 @@ def test_generating_between_steps_is_evaluation_and_makes_no_step(made_time, run
 @pytest.mark.parametrize("is_called", [True, False], ids=["a module", "raw tensors"])
 def test_steps_that_are_written_by_hand_run_as_they_are_and_one_line_says_why(running, is_called):
     net = nn.Linear(4, 2, bias=False)
-    for _ in range(20):
+    call = net if is_called else net.weight.mv
+    for _ in range(40):
         net.zero_grad()
-        call = net if is_called else net.weight.mv
         call(torch.rand(4)).sum().backward()
-        for parameter in net.parameters():
-            parameter.data -= 0.01 * parameter.grad
+        net.weight.data -= 0.01 * net.weight.grad
     assert not running.loops
     (line,) = running.end_cell()
     assert line == "auto leaves this loop as it is: no optimizer of torch makes its steps."
@@ -303,11 +302,13 @@ def test_a_known_loop_is_known_in_the_next_cell(made_time, running):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     for _ in range(2):
         running.begin_cell()
+        nn.Sequential(net)(torch.rand(3, 4))  # once, as to show a shape
         for _ in range(20):
             optimizer.zero_grad()
             net(torch.rand(3, 4)).sum().backward()
             optimizer.step()
         assert not any("leaves this loop" in line for line in running.end_cell())
+        assert running.latest.plans.live_models == [net]
 
 
 def test_training_by_torch_func_runs_as_it_is_and_one_line_says_why(made_time, running):

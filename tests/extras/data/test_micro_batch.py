@@ -176,12 +176,12 @@ def test_a_scaler_scales_each_part() -> None:
 def test_arguments_of_all_kinds_are_cut_but_for_those_that_are_whole() -> None:
     seen = []
 
-    def shapes(_: Any, x: Any, more: Any, names: Any, factor: Any, table: Any) -> torch.Tensor:
+    def shapes(x: Any, more: Any, names: Any, factor: Any, table: Any) -> torch.Tensor:
         seen.append((len(x), len(more["mask"]), len(names), factor, len(table)))
         return torch.as_tensor(x).mean().requires_grad_()
 
     micro_batch(shapes, 4, whole=("table",))(
-        torch.ones(5), np.ones((N, 2)), {"mask": torch.ones(N)}, ["a"] * N, 3, table=torch.zeros(N)
+        np.ones((N, 2)), {"mask": torch.ones(N)}, ["a"] * N, 3, table=torch.zeros(N)
     )
     assert seen[-3:] == [(4, 4, 4, 3, N), (4, 4, 4, 3, N), (2, 2, 2, 3, N)]
 
