@@ -59,10 +59,10 @@ class Shown:
         if file.suffix not in (".html", ".json"):
             raise SpeedKitError(f"{path}: give a name that ends in .html or .json")
         # HTML has the report; JSON has raw samples, environment and the command, if known.
-        html = f'<meta charset="utf-8">{self.report().to_html()}\n'
-        page = html if file.suffix == ".html" else ""
+        page = self.report().to_html() if file.suffix == ".html" else ""
+        text = f'<meta charset="utf-8">{page}\n' if page else self.to_json()
         try:
-            file.write_text(page or self.to_json(), encoding="utf-8")
+            file.write_text(text, encoding="utf-8")
         except OSError as error:
             raise SpeedKitError(f"{path}: {error.strerror}") from None
         return file
