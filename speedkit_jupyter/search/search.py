@@ -355,6 +355,7 @@ def tune(
     """
     begun_s = clock.now()
     measured, budget_s = step_of(step, model, optimizer), arguments.seconds("budget_s", budget_s)
+    arguments.of_kind("keep", keep, Collection, optional=False)
     names = [keep] if isinstance(keep, str) else keep
     at_most_s, fresh = arguments.seconds("at_most_s", at_most_s), arguments.flag("fresh", fresh)
     search = PlanSearch(measured, budget_s, fresh, names, begun_s, at_most_s)

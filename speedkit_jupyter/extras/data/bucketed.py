@@ -45,6 +45,8 @@ def bucketed(
 
         loader = DataLoader(data, 8, collate_fn=bucketed(collate, (32, 64, 128)))
     """
+    if not callable(collate_fn):
+        raise StepError(f"collate_fn must be callable, not {type(collate_fn).__name__}")
     listed = lengths if isinstance(lengths, Sequence) else [lengths]
     every = sorted({arguments.whole("lengths", one) for one in listed})
     if not every or every[0] < 1:

@@ -46,7 +46,7 @@ def micro_batch(
     function: Callable[..., Any],
     size: int,
     *,
-    whole: Collection[Key] = (),
+    whole: Key | Collection[Key] = (),
     reduction: str = "mean",
     weight: Callable[..., Any] | None = None,
     scaler: torch.amp.GradScaler | None = None,
@@ -84,8 +84,12 @@ def micro_batch(
             add up, BatchNorm is in training mode, a parameter has a gradient hook, or the function
             returns no loss or writes to its arguments. Gradients of some parts may then remain.
     """
-    if not callable(function):
-        raise StepError(f"function must be callable, not {type(function).__name__}")
+    for name, one in {"function": function, "weight": weight or function}.items():
+        if not callable(one):
+            raise StepError(f"{name} must be callable, not {type(one).__name__}")
+    whole = [whole] if isinstance(whole, str | int) else whole
+    arguments.of_kind("whole", whole, Collection, optional=False)
+    arguments.of_kind("scaler", scaler, torch.amp.GradScaler)
     if arguments.whole("size", size) < 1:
         raise StepError(f"size must be 1 or more, not {size}")
     if reduction not in ("mean", "sum"):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from speedkit_jupyter import StepError, micro_batch
+from speedkit_jupyter import SpeedKitError, StepError, micro_batch
 
 N, CLASSES = 10, torch.arange(1.0, 6.0)
 
@@ -232,6 +232,8 @@ def hooked() -> None:
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no function": (lambda: micro_batch(3, 4), "function must be callable, not int"),  # type: ignore[arg-type]
+    "a weight": (lambda: micro_batch(net(), 2, weight=5), "weight must be callable"),  # type: ignore[arg-type]
+    "a scaler": (lambda: micro_batch(net(), 2, scaler=5), "scaler must be a GradScaler"),  # type: ignore[arg-type]
     "no size": (lambda: micro_batch(net(), 0), "size must be 1 or more"),
     "a reduction": (lambda: micro_batch(net(), 2, reduction="max"), "'mean' or 'sum'"),
     "no tensor": (lambda: micro_batch(net(), 2)(3), "no argument is a tensor"),
@@ -245,7 +247,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
 @pytest.mark.parametrize("kind", list(ERRORS))
 def test_what_cant_be_done_is_said_in_one_line(kind: str) -> None:
     call, words = ERRORS[kind]
-    with pytest.raises(StepError, match=words):
+    with pytest.raises(SpeedKitError, match=words):
         call()
 
 
