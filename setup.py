@@ -1,4 +1,4 @@
-"""Give PyPI the README as plain text where links and images work in the repository only."""
+"""Give PyPI the README without images, and without links that work only in the repository."""
 
 import re
 from pathlib import Path

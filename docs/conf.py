@@ -1,6 +1,6 @@
-"""Build the site with Sphinx; `make docs` runs it. The source folder is the repository.
+"""Configure Sphinx, which `make docs` runs. Its source folder is the repository.
 
-A page's address is its path in the repository, so a link works here and in the repository alike.
+A page's address is its path in the repository, so links work on the site and in the repository.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Under nbval cells measure and repeat less than they say: most outputs are not compared."""
+"""Give notebook cells smaller budgets and fewer steps when nbval runs them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pathlib import Path
 import pytest
 
 BUDGET = re.compile(r"(--budget |budget_s=)(\d+)")
-# Runs of %timeit and of the benchmark, and steps of trainings that are long or slow.
+# Numbers of 10 or more: runs of %timeit and of the benchmark, and training steps.
 STEPS = re.compile(r"(-n |--steps |steps=|STEPS = 64, 16, |scales = .*\nfor _ in range\()(\d\d+)")
 HELD_OUT = re.compile(r"held_out = len\(x\) // 5")
-# Magics without a budget of their own.
+# Magics whose line sets no budget.
 DEFAULT = re.compile(
     r"(?m)^(%%speedbench --tune|%speedkit advise|%%speedbench(?= -v \w+$))(?!.* --budget)"
 )
 
-# Inductor asks the C++ compiler which vector instructions work, for seconds in every kernel.
+# Skip Inductor's test of vector instructions, which takes seconds in each Jupyter kernel.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-# torch's keys for compiled code leave out which instructions it may use.
+# torch's cache keys omit the allowed vector instructions, so the folder's name has them.
 ALLOWED = os.environ.get("ATEN_CPU_CAPABILITY", "")
 COMPILED = Path(tempfile.gettempdir(), f"speedkit_notebooks_{getpass.getuser()}{ALLOWED}")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED))
-os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(COMPILED / "extensions"))  # not in a closed home
+os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(COMPILED / "extensions"))  # home may be read-only
 
 
 def shortened(source: str) -> str:
-    """The same cell in less time."""
+    """Return a cell's source with smaller budgets and fewer steps."""
     source = DEFAULT.sub(r"\1 --budget 8", source)
     source = STEPS.sub(lambda found: f"{found[1]}{int(found[2]) // 4}", source)
     source = HELD_OUT.sub("held_out = len(x) // 20", source)
@@ -37,12 +37,12 @@ def shortened(source: str) -> str:
 
 
 def budget_s(said_s: int) -> float:
-    """An eighth, but at least a second, or a quarter of what is short."""
+    """Return an eighth of a budget, but at least one second, or a quarter if that is less."""
     return max(said_s / 8, min(said_s / 4, 1.0))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Only in what the kernels are sent: the notebooks stay as they are."""
+    """Shorten the cells that kernels receive; the notebook files stay unchanged."""
     for item in items:
         if (cell := getattr(item, "cell", None)) is not None:
             cell.source = shortened(cell.source)

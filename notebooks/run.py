@@ -1,6 +1,6 @@
-"""Execute a notebook headless and print what its magics showed: `python notebooks/run.py FILE`.
+"""Run a notebook and print the output of its magics: `python notebooks/run.py FILE`.
 
-With --in-place the outputs are kept in the file, as they are in the repository.
+--in-place saves the outputs in the notebook file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     seconds = time.perf_counter() - start
     if options.in_place:
         for cell in notebook.cells:
-            cell.metadata.pop("execution", None)  # times of the run, new in every diff
+            cell.metadata.pop("execution", None)  # times, which change in every run
         nbformat.write(notebook, options.file)
     for cell in notebook.cells:
         if cell.cell_type == "code" and "speed" in cell.source:

@@ -1,4 +1,4 @@
-"""What the committed notebooks show comes from a quiet machine, and from code that works."""
+"""Check that the committed notebooks' outputs come from working code on a quiet machine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ AGAIN = "execute it anew on a quiet machine: python notebooks/run.py --in-place 
 
 
 def outputs(path: Path) -> Iterator[tuple[int, Any]]:
-    """The number of each code cell, and what it shows."""
+    """Yield each output of a notebook with the number of its cell."""
     for number, cell in enumerate(nbformat.read(path, as_version=4).cells):
         for output in cell.get("outputs", []):
             yield number, output
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """What a reader sees, without the tags of HTML."""
+    """Yield the text of each output, without HTML tags, with the number of its cell."""
     for number, output in outputs(path):
         shown = [output.get("text", ""), *output.get("data", {}).values()]
         for one in shown:

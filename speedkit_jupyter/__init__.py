@@ -1,6 +1,6 @@
 """SpeedKit: faster PyTorch in a notebook, measured, explained and undone exactly.
 
-Importing this package imports neither torch nor pydantic; the public names load at first use:
+Importing this package imports neither torch nor pydantic. These public names load at first use:
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line: `python -m speedkit_jupyter run train.py …` runs a script with `auto` on."""
+"""Run a script with `auto` on: `python -m speedkit_jupyter run train.py …`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ USAGE = "usage: python -m speedkit_jupyter run [-m MODULE | SCRIPT.py] [ARGUMENT
 
 
 def main() -> int:
-    """Run the program that sys.argv names; return 0, or 1 on an exception, or 2 on bad usage."""
+    """Run the program that sys.argv names; return 0, 1 after an exception, 2 after bad usage."""
     is_module = sys.argv[2:3] == ["-m"]
     if sys.argv[1:2] != ["run"] or len(sys.argv) < 3 + is_module:
         print(USAGE, file=sys.stderr)

@@ -52,9 +52,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 REALLY_INSTALLED = detection.installed_versions
 
-# For `pytest --profile NAME`: the machine that plans are made for ("" for this machine), and the
-# precision on CPUs ("" leaves it to the rule). Tests must pass with each profile on any machine:
-# bf16 works without bf16 units too, but slowly, and fp16 works with torch's GradScaler for CPUs.
+# A profile (`pytest --profile NAME`) has the machine that plans are made for ("" for this machine)
+# and the precision on CPUs ("" leaves it to the rule). Tests must pass with each profile anywhere:
+# bf16 works without bf16 units, but slowly, and fp16 works with torch's GradScaler for CPUs.
 PROFILES = {
     "cpu": ("cpu", ""),
     "bf16": ("cpu_avx512_bf16", "bf16"),
@@ -105,7 +105,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _on_its_machines(items: list[pytest.Item], profiles: list[str]) -> Iterator[pytest.Item]:
-    """Yield `every_machine` tests with each profile, others with one that their name decides."""
+    """Yield `every_machine` tests with each profile, other tests with one chosen by their name."""
     for item in items:
         function = cast(pytest.Function, item)
         indices = {**function.callspec.indices}
@@ -150,7 +150,7 @@ def small_heap() -> None:
 
 @pytest.fixture(scope="session")
 def data_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return an iterator of folder paths, one per test. Creating the folders would take time."""
+    """Return an iterator of paths, one for each test. No folder is created, which saves time."""
     root = tmp_path_factory.mktemp("data")
     return (root / str(number) for number in itertools.count())
 

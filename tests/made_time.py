@@ -1,4 +1,4 @@
-"""A simulated clock for tests: only readings and `sleep` advance it, so times have no noise."""
+"""A simulated clock for tests. Only readings and `sleep` advance it, so times have no noise."""
 
 import functools
 import importlib
@@ -12,7 +12,7 @@ import pytest
 
 
 class MadeTime:
-    """A clock that each reading advances by `tick_s`, the time between two successive readings.
+    """A simulated clock; each reading advances it by `tick_s` seconds.
 
     The time is in a queue, because a benchmark restores most other objects that a step changes.
     """
@@ -70,7 +70,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
 
 @functools.cache  # walking the packages would take most of the time of a test
 def engine() -> list[ModuleType]:
-    """Return the modules of the engine that import `time`."""
+    """Return the modules that measure, search or run in the background and import `time`."""
     found = []
     for name in ("state", "step", "right", "rounds", "search", "extras.auto"):
         package = importlib.import_module(f"speedkit_jupyter.{name}")

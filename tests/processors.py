@@ -16,7 +16,7 @@ from subprocess import PIPE, Popen
 ROOT = Path(__file__).parents[1]
 ONE_CORE = ("taskset", "-c", "0")
 BUSY = (sys.executable, "-c", "while True: pass")
-# Environment variables: instructions of torch, oneDNN and MKL, threads, time zone, language, home.
+# Environment variables for instruction sets, threads, time zone, language and home folder.
 SURROUNDINGS: dict[str, dict[str, str]] = {
     "oldest": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41",
                "MKL_CBWR": "COMPATIBLE"},
@@ -25,7 +25,7 @@ SURROUNDINGS: dict[str, dict[str, str]] = {
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     "one core": {"OMP_NUM_THREADS": "1"},
     "busy": {},
-    "abroad": {"TZ": "Asia/Kolkata", "LC_ALL": "C", "HOME": "/proc/nowhere"},  # in a copy
+    "abroad": {"TZ": "Asia/Kolkata", "LC_ALL": "C", "HOME": "/proc/nowhere"},  # run in a copy
 }  # fmt: skip
 
 

@@ -17,7 +17,7 @@ FOLDERS = (
     "search", "codegen", "report", "notebook", "extras",
     "check", "__main__",  # the command lines of check() and of auto
 )  # fmt: skip
-# The same order for the subfolders of catalog/. The catalog's entries may import all of them.
+# The subfolders of catalog/ follow the same rule. The catalog's entries may import all of them.
 ROOMS = ["model_changes", "facts", "base"]
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
 # Parts that are loaded with the package and the extension, and must not import torch.
@@ -63,7 +63,7 @@ def imported(path: Path, deep: bool = True, types: bool = True) -> set[str]:
 
 
 def parts_imported(path: Path) -> set[str]:
-    """Return the parts of this package that a file imports, also by way of public names."""
+    """Return the parts of this package that a file imports, directly or as public names."""
     parts = set()
     for name in imported(path):
         package, _, rest = name.partition(".")

@@ -52,7 +52,7 @@ def training_step(optimizer, *losses):
 
 
 def drained(seen):
-    """Empty a queue that steps fill and no measurement restores, and return its items."""
+    """Empty a queue that steps fill, and return its items. Measurements don't restore queues."""
     return [seen.get() for _ in range(seen.qsize())]
 
 

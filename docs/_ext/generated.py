@@ -1,4 +1,4 @@
-"""The generated parts of the reference, as Markdown: each function is a marker's name."""
+"""Generate parts of the reference as Markdown. Each marker in a page names a function here."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def magics() -> str:
 
 
 def python() -> str:
-    """Return directives for autodoc: functions first, then classes and errors."""
+    """Return autodoc directives for the public names: functions, classes, then errors."""
     public = {name: getattr(speedkit_jupyter, name) for name in speedkit_jupyter.__all__}
     groups = {
         "Functions": ("autofunction", lambda one: not inspect.isclass(one)),
@@ -53,7 +53,7 @@ def python() -> str:
         for name, one in public.items():
             if belongs(one):
                 more = "\n   :members:" if directive == "autoclass" else ""
-                # Annotations of pydantic's fields are long; the page on configs has the options.
+                # Pydantic's signatures are long, and the page on configs already has the options.
                 values = "(**values)" if hasattr(one, "model_fields") else ""
                 lines = f".. {directive}:: speedkit_jupyter.{name}{values}{more}"
                 parts.append(f"### `{name}`\n\n```{{eval-rst}}\n{lines}\n```")
@@ -65,7 +65,7 @@ def is_error(one: object) -> bool:
 
 
 def options() -> str:
-    """Return every option of a config with its default and its words."""
+    """Return a table of all config options, with their defaults and allowed values."""
     rows = []
     for entry in CATALOG:
         for path, info in {
@@ -79,7 +79,7 @@ def options() -> str:
 
 
 def configs() -> str:
-    """Return the config files of the repository with their first comments."""
+    """Return the text of each config file in the repository."""
     parts = []
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         text = path.read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def configs() -> str:
 
 
 def variables() -> str:
-    """Return the environment variables."""
+    """Return a table of the environment variables that SpeedKit reads."""
     rows = [
         (f"`{AUTO}`", "`1` switches `%speedkit auto` on with the extension"),
         (
@@ -110,7 +110,7 @@ def variables() -> str:
 
 
 def catalog() -> str:
-    """Return every optimization of the catalog, as `%speedkit explain NAME` shows it."""
+    """Return a section for each optimization in the catalog."""
     parts = []
     for entry in CATALOG:
         text = " ".join(inspect.cleandoc(entry.__doc__ or "").split())
@@ -127,7 +127,7 @@ def catalog() -> str:
 
 
 def machines() -> str:
-    """Return the machines that ship with the package."""
+    """Return a table of the machines whose descriptions ship with the package."""
     rows = []
     for name in shipped.names():
         one = Hardware.from_json(name)

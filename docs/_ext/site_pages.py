@@ -1,4 +1,4 @@
-"""Fill pages with generated reference, point links at the repository, and write llms.txt."""
+"""Insert the generated reference into pages, link to repository files, and write llms.txt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import speedkit_jupyter as public
 from speedkit_jupyter.report.verdicts import project_urls
 
 GENERATED = re.compile(r"<!-- generated: (\w+) -->")
-# Links to files and folders of the repository that are no pages of the site.
+# Links to files and folders of the repository that are not pages of the site.
 FILE = re.compile(
     r"\[([^][]*)\]\((?:\.\./)+((?:tests|configs|speedkit_jupyter|notebooks/(?:kernels|scripts))[^)]*)\)"
 )
@@ -24,7 +24,7 @@ FIRST = re.compile(r"^# .*\n\n([A-Z*][^|\n]*?[.])(?:\s|$)")
 
 
 def prepare(app: Sphinx, name: str, source: list[str]) -> None:
-    """Replace markers by generated Markdown, and links to files by addresses, or by their text."""
+    """Replace markers by Markdown; link files to the repository, or keep only the link's text."""
     repository = project_urls().get("Repository")
     link = rf"[\1]({repository}/blob/main/{{}}\2)" if repository else r"\1"
     text = GENERATED.sub(lambda found: getattr(generated, found[1])(), source[0])
@@ -36,13 +36,13 @@ def prepare(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def plain(text: str) -> str:
-    """Return a page's Markdown, without lists of pages, and with docstrings in place of autodoc."""
+    """Return a page's Markdown without toctrees, and with docstrings instead of directives."""
     text = re.sub(r"(?s)```{toctree}.*?```\n*", "", text)
     return DOCUMENTED.sub(lambda found: inspect.getdoc(getattr(public, found[1])) or "", text)
 
 
 def write_for_models(app: Sphinx, error: Exception | None) -> None:
-    """Write llms.txt (a list of the pages), llms-full.txt (their text) and the address /."""
+    """Write llms.txt (a list of pages), llms-full.txt (their text) and a redirecting index.html."""
     if error or app.builder.format != "html":
         return
     texts: dict[str, str] = app.texts  # type: ignore[attr-defined]
@@ -60,7 +60,7 @@ def write_for_models(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connect the functions above, and colour magics in Python blocks."""
+    """Connect the functions above to Sphinx, and highlight magics in Python blocks."""
     from IPython.lib.lexers import IPython3Lexer
 
     app.texts = {}  # type: ignore[attr-defined]

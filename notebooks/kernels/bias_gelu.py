@@ -1,7 +1,7 @@
-"""gelu(x + bias) + residual, the end of many layers, as a module and as an operator of torch.
+"""Compute gelu(x + bias) + residual, the end of many layers, by a module or a custom operator.
 
-Eager torch makes three passes over memory and two tensors between them; a kernel needs one pass.
-The kernels lie beside this file: C++ for CPUs, Triton and CUDA C++ for GPUs.
+Eager torch makes three passes over memory; a kernel needs one. The kernels are next to this file:
+C++ for CPUs, Triton and CUDA C++ for GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class BiasGelu(nn.Module):
-    """gelu(x + bias) + residual, of tensors (..., width)."""
+    """Compute gelu(x + bias) + residual for tensors of shape (..., width)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -27,19 +27,19 @@ class BiasGelu(nn.Module):
 
 
 def reference(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """Return what each kernel has to compute."""
+    """Return gelu(x + bias) + residual, computed by eager torch."""
     return functional.gelu(x + bias) + residual
 
 
 def inputs(size: tuple[int, ...]) -> list[torch.Tensor]:
-    """Return x, bias and residual for `check`."""
+    """Return random x, bias and residual for `check`."""
     return [torch.randn(size), torch.randn(size[-1]), torch.randn(size)]
 
 
 def operator(name: str, kernel: Function) -> Function:
-    """Return the kernel as an operator of torch, with gradients, that torch.compile leaves whole.
+    """Return a function that calls the kernel as a custom operator of torch, with gradients.
 
-    `kernel` gets contiguous float32 tensors. Other dtypes go to the reference.
+    `kernel` receives contiguous float32 tensors. `reference` computes other dtypes and shapes.
     """
 
     def forward(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

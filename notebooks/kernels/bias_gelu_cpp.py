@@ -1,6 +1,6 @@
-"""gelu(x + bias) + residual in C++, for CPUs; built once by torch's `load_inline`, in a second.
+"""Compute gelu(x + bias) + residual in C++ on CPUs.
 
-The function takes plain pointers, so that none of torch's headers is compiled.
+The function takes plain pointers. It compiles in a second, because it needs no torch headers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FLAGS += ["-fopenmp"] if sys.platform == "linux" else []
 
 
 def built() -> Function:
-    """Build it, or take what was built before. Raises RuntimeError without a compiler."""
+    """Return the operator, after compiling it if needed. Raises RuntimeError without a compiler."""
     from torch.utils.cpp_extension import load_inline
 
     path = load_inline(

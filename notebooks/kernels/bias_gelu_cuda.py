@@ -1,4 +1,4 @@
-"""gelu(x + bias) + residual in CUDA C++; built where `nvcc` is, and run where a GPU is."""
+"""Compute gelu(x + bias) + residual in CUDA C++. Building needs `nvcc`, running needs a GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ extern "C" int bias_gelu(const float* x, const float* bias, const float* residua
 
 
 def built() -> Function:
-    """Build it, or take what was built before. Raises RuntimeError without nvcc."""
+    """Return the operator, after compiling it if needed. Raises RuntimeError without nvcc."""
     from torch.utils.cpp_extension import load_inline
 
     path = load_inline(

@@ -1,4 +1,4 @@
-"""gelu(x + bias) + residual in Triton; without a GPU by Triton's interpreter, which is slow."""
+"""Compute gelu(x + bias) + residual in Triton; without a GPU, in Triton's slow interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 import triton
 import triton.language as tl
 
-BLOCK = 1024  # elements for each program
+BLOCK = 1024  # elements per Triton program
 
 
 @triton.jit
@@ -34,5 +34,5 @@ def kernel(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch
 
 
 def built() -> Function:
-    """Return the operator; Triton compiles the kernel at its first call."""
+    """Return the operator; Triton compiles the kernel at the first call."""
     return operator("triton", kernel)

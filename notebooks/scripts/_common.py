@@ -1,4 +1,4 @@
-"""What the example scripts share: options, data, and a training loop under a config."""
+"""Provide the example scripts with options, data, and a training loop under a config."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parser_of(
     config: str = "auto_speed.yaml",
     read: Callable[[str], object] = SpeedConfig.from_yaml,
 ) -> argparse.ArgumentParser:
-    """Return the options that every script has; `read` raises SpeedKitError for a wrong config."""
+    """Return a parser with every script's options; `read` raises SpeedKitError for a bad config."""
 
     def readable(name: str) -> Path:
         try:
@@ -40,7 +40,7 @@ def parser_of(
 
 
 def positive(text: str) -> int:
-    """Return a whole number of 1 or more, for argparse."""
+    """Return the text as a positive integer, for argparse."""
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError("1 or more")
     return number
@@ -53,7 +53,7 @@ def trained(
     options: argparse.Namespace,
     loss_fn: Callable[..., torch.Tensor] = nn.functional.cross_entropy,
 ) -> list[float]:
-    """Train under the plan of `options.config`; print it and the time. Returns the losses."""
+    """Train under the plan of `options.config`, print plan and time, and return the losses."""
     model, ctx = apply_speedups(model, SpeedConfig.from_yaml(options.config), optimizer=optimizer)
     print(f"{options.config.name}: {ctx.plan.active_values() or 'nothing to change here'}")
     losses, begun_s = list[torch.Tensor](), time.perf_counter()
@@ -72,7 +72,7 @@ def trained(
 
 
 def drawn(x: torch.Tensor, y: torch.Tensor, batch: int) -> Callable[[], Any]:
-    """Return a function that draws a batch, the same ones in every run."""
+    """Return a function that draws random batches, the same in every run."""
     generator = torch.Generator().manual_seed(1)
 
     def draw() -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,9 +83,9 @@ def drawn(x: torch.Tensor, y: torch.Tensor, batch: int) -> Callable[[], Any]:
 
 
 def images() -> tuple[torch.Tensor, torch.Tensor, str]:
-    """Return images (N, 3, 32, 32), classes (N,) and a line that says which data it is.
+    """Return images (N, 3, 32, 32), classes (N,) and the name of the data set.
 
-    CIFAR-10 where torchvision and its files in `data/` are, scikit-learn's digits otherwise.
+    The data is CIFAR-10 if torchvision and the files in `data/` exist, else scikit-learn's digits.
     """
     try:
         from torchvision.datasets import CIFAR10
@@ -99,7 +99,7 @@ def images() -> tuple[torch.Tensor, torch.Tensor, str]:
         digits = load_digits()
         x = torch.from_numpy(digits.images).float()[:, None] / 8 - 1
         x = nn.functional.interpolate(x, (32, 32), mode="bilinear").repeat(1, 3, 1, 1)
-        # On an even background rounding moves all pixels across a ReLU's bend at once.
+        # Without noise, rounding moves all background pixels across a ReLU's bend at once.
         x += 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
         words = "scikit-learn's digits (CIFAR-10 needs torchvision, and its files in data/)"
         return x, torch.from_numpy(digits.target).long(), words

@@ -1,4 +1,4 @@
-"""Fine-tune a Hugging Face BERT: from a local folder, or a small one made from a config.
+"""Fine-tune a Hugging Face BERT from a local folder, or a small one with random weights.
 
 python notebooks/scripts/bert.py --config configs/auto_speed.yaml [--model FOLDER]
 """
@@ -21,7 +21,7 @@ LENGTH, WORDS = 48, 4000
 
 
 class Logits(nn.Module):
-    """A model of transformers that returns its logits: (N, T) to (N, labels)."""
+    """Return only the logits of a transformers model: tokens (N, T) to logits (N, labels)."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Logits(nn.Module):
 
 
 def passages(words: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return passages of SpeedKit's source (N, LENGTH) as numbers, their folder, and how many."""
+    """Return token ids of SpeedKit's source (N, LENGTH), folder labels (N,), number of folders."""
     root = Path(speedkit_jupyter.__file__).parent
     folders = sorted({file.relative_to(root).parts[0] for file in root.glob("*/**/*.py")})
     texts = [
@@ -52,7 +52,7 @@ def passages(words: int) -> tuple[torch.Tensor, torch.Tensor, int]:
 
 
 def folder(name: str) -> Path:
-    """Return a folder with a model, for argparse."""
+    """Return the folder of a saved model, for argparse."""
     if not (Path(name) / "config.json").is_file():
         raise argparse.ArgumentTypeError(f"{name} is no folder of save_pretrained()")
     return Path(name)

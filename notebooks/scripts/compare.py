@@ -1,11 +1,11 @@
-"""Compare configs for a whole script: how long it runs from start to end under each.
+"""Compare how long a script runs from start to end under different configs.
 
 python notebooks/scripts/compare.py --script notebooks/scripts/resnet.py \\
     --configs configs/auto_speed.yaml,configs/speed.yaml -- --steps 300
 
-The script takes a config as `--config FILE`, which `SpeedConfig.from_yaml(FILE)` reads. Each round
-runs it once under each config, in shuffled order, in a process of its own: starting, compiling and
-saving are part of the time. `baseline` is a config that changes nothing.
+The script must accept `--config FILE`, where `SpeedConfig.from_yaml` can read FILE. Each round runs
+the script once per config, in shuffled order, each time in a new process. Times include starting,
+compiling and saving. `baseline` is a config that changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from speedkit_jupyter.support import units
 
 
 def main() -> int:
-    """Run the script; return what it exits with."""
+    """Run the comparison, and return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def compared(command: list[str], files: list[Path], rounds: int) -> int:
-    """Time the command with each file in shuffled rounds; print a table."""
+    """Time the command with each config, print a table, and return the exit code."""
     times: dict[Path, list[float]] = {file: [] for file in files}
     for done in range(1, rounds + 1):
         for file in random.sample(files, len(files)):

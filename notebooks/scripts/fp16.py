@@ -1,4 +1,4 @@
-"""Train in fp16, with losses scaled as `fp16.yaml` plans it; it works on CPUs too, slowly.
+"""Train in fp16 with scaled losses. This works on CPUs too, slowly.
 
 python notebooks/scripts/fp16.py [--config configs/fp16.yaml]
 """
@@ -27,9 +27,9 @@ def main() -> None:
     for _ in range(options.steps):
         inputs, targets = draw()
         loss = nn.functional.cross_entropy(model(inputs), targets)
-        loss.backward()  # of the scaled loss
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of unscaled gradients
-        optimizer.step()  # passes over gradients that overflowed
+        loss.backward()  # computes gradients of the scaled loss, then unscales them
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # clips unscaled gradients
+        optimizer.step()  # updates nothing if a gradient overflowed
         optimizer.zero_grad()
         losses.append(loss.item())
     scale = ctx.grad_scaler.get_scale() if ctx.grad_scaler.is_enabled() else 1.0

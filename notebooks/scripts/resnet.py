@@ -1,4 +1,4 @@
-"""A ResNet on CIFAR-10, or on scikit-learn's digits where that is not there.
+"""Train a ResNet on CIFAR-10 or, without CIFAR-10, on scikit-learn's digits.
 
 python notebooks/scripts/resnet.py --config configs/auto_speed.yaml
 """
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class Block(nn.Module):
-    """Two convolutions beside a shortcut: (N, C, H, W) to (N, outputs, H / stride, W / stride)."""
+    """Add two convolutions to a shortcut: (N, C, H, W) to (N, outputs, H / stride, W / stride)."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 
 def resnet(width: int = 16, classes: int = 10) -> nn.Module:
-    """Return three stages of two blocks: (N, 3, 32, 32) to (N, classes)."""
+    """Return a ResNet with three stages of two blocks: (N, 3, 32, 32) to (N, classes)."""
     sizes = (width, width, 2 * width, 4 * width)
     blocks = []
     for stage in range(3):

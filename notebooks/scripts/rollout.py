@@ -1,4 +1,4 @@
-"""Learn one step of the heat equation, then roll it out many times as fast as drift allows.
+"""Learn one step of the heat equation, then repeat the step many times with `rollout`.
 
 python notebooks/scripts/rollout.py [--config configs/rollouts/auto.yaml] [--steps 500] [--batch 1]
 """
@@ -28,12 +28,12 @@ def fields(batch: int, size: int = SIZE) -> torch.Tensor:
 
 
 def change(x: torch.Tensor) -> torch.Tensor:
-    """Return what the heat equation adds in a unit of time: the Laplacian."""
+    """Return the Laplacian of `x`, the time derivative in the heat equation."""
     return sum(x.roll(by, dim) for dim in (2, 3) for by in (-1, 1)) - 4 * x  # type: ignore[no-any-return]
 
 
 def learned(width: int = 16, steps: int = 500) -> nn.Module:
-    """Return a network that has learned `change` from random fields."""
+    """Train a network to compute `change`, on random fields, and return it."""
     torch.manual_seed(0)
     same = {"padding": 1, "padding_mode": "circular"}
     operator = nn.Sequential(
@@ -52,7 +52,7 @@ def learned(width: int = 16, steps: int = 500) -> nn.Module:
 
 
 def settings_of(file: str | Path) -> dict[str, Any]:
-    """Return the options of rollout() in a file; raises SpeedKitError for others."""
+    """Return a file's options for rollout(). Raises SpeedKitError for an unsuitable file."""
     try:
         settings = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
         signature(rollout).bind_partial(**settings)

@@ -1,4 +1,4 @@
-"""A trainer class of one's own: SpeedKit needs two lines in it.
+"""Use SpeedKit in your own trainer class, with two additional lines.
 
 python notebooks/scripts/trainer.py --config configs/auto_speed.yaml
 """
@@ -17,19 +17,19 @@ from speedkit_jupyter import SpeedConfig, apply_speedups
 
 
 class Trainer:
-    """Trains a model, with a moving average of its weights and a schedule of the learning rate."""
+    """Train a model, with a moving average of weights and a learning-rate schedule."""
 
     def __init__(self, model: nn.Module, steps: int, config: SpeedConfig | None = None) -> None:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
-        # The first line: plan for model and optimizer, and apply.
+        # SpeedKit's first line: plan for the model and optimizer, and apply the plan.
         self.model, self.speed = apply_speedups(model, config, optimizer=self.optimizer)
         self.average = torch.optim.swa_utils.AveragedModel(
             model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
         )
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Make one step; return its loss."""
+        """Train on one batch; return the loss."""
         loss = nn.functional.cross_entropy(self.model(x), y)
         loss.backward()
         self.optimizer.step()
@@ -40,7 +40,7 @@ class Trainer:
 
     def fit(self, draw: Callable[[], tuple[torch.Tensor, torch.Tensor]], steps: int) -> list[float]:
         losses = [self.step(*draw()) for _ in range(steps)]
-        self.speed.restore()  # the second line
+        self.speed.restore()  # SpeedKit's second line
         return [float(loss) for loss in losses]
 
 

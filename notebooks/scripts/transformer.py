@@ -1,4 +1,4 @@
-"""A small transformer that learns to predict the next character of Python code.
+"""Train a small transformer to predict the next character of Python code.
 
 python notebooks/scripts/transformer.py --config configs/auto_speed.yaml
 """
@@ -17,7 +17,7 @@ LENGTH = 64
 
 
 class Transformer(nn.Module):
-    """Causal layers between characters and characters: (N, T) to (N, characters, T)."""
+    """Predict the next character at each position: (N, T) to logits (N, characters, T)."""
 
     def __init__(self, characters: int, width: int = 128, layers: int = 2) -> None:
         super().__init__()

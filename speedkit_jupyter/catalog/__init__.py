@@ -1,4 +1,4 @@
-"""CATALOG lists the switches in the order in which a plan decides on them and applies them."""
+"""Define CATALOG, the optimizations in the order in which a plan decides and applies them."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def note_views(target: Target) -> None:
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
-    """Return one convolution per weight that shares no memory; outside benchmarks, note views."""
+    """Return one convolution for each weight whose memory no other tensor shares."""
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))

@@ -1,4 +1,4 @@
-"""The switch `compile`: torch.compile in place, which keeps object, class and state_dict keys."""
+"""The switch `compile`: torch.compile in place. The class and the state_dict keys stay."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
 INDUCTOR, SAME_RANDOM = "inductor", "same_random"
-# On a CPU, blocks are compiled instead of the whole model if they hold a share above MOSTLY of its
-# parameters, with at least ALIKE blocks per kind and LARGE_BLOCK parameters per block on average.
-# As blocks, six transformer layers compile in half the time. Reading LARGE_BLOCK parameters takes
-# 0.16 ms at 10 GB/s; each call of compiled code adds 16 µs. Operations aren't fused across blocks.
+# On a CPU, `auto` compiles blocks if they hold a share above MOSTLY of the parameters. There must
+# be ALIKE blocks per kind, with LARGE_BLOCK parameters each on average. As blocks, six transformer
+# layers compile in half the time. Each block's call adds 16 µs, which is little next to the 0.16 ms
+# for reading LARGE_BLOCK parameters at 10 GB/s.
 ALIKE, MOSTLY, LARGE_BLOCK = 6, 0.8, 400_000
 # Seconds of a compiled first step on a CPU: a fixed part, a part for the graph, and one per layer.
 # In eval mode, the last two are halved. Fitted to transformers and convolutions on 2 cores.
@@ -37,7 +37,7 @@ NO_BLOCKS = "it has no repeated blocks (modules of one class in one list), or yo
 
 
 class Compile(Optimization):
-    """Compile at the first forward pass; after a failure run uncompiled, unless `required`."""
+    """Compile at the first forward pass; after a failure, run uncompiled unless `required`."""
 
     name = "compile"
     effect = Effect.ROUNDING
@@ -150,11 +150,10 @@ class Compile(Optimization):
 
 
 def _in_scope(options: Compile.Options, facts: Facts) -> Compile.Options:
-    """Return the options with `scope: blocks` if no scope was set and blocks are better.
+    """Return the options, with `scope: blocks` if no scope was set and blocks are better.
 
-    Blocks are needed if activations are recomputed, and if processes exchange gradients or weights
-    of one block while another block computes. On a CPU, blocks pay off for a model that consists
-    mostly of many large blocks.
+    Blocks are needed if activations are recomputed or if processes exchange gradients. On a CPU,
+    blocks pay off if the model consists mostly of many large blocks.
     """
     if options.scope != "auto":
         return options
@@ -183,7 +182,7 @@ def expected_s(facts: Facts, options: Compile.Options) -> float | None:
 
 
 def whole_model_s(facts: Facts) -> float:
-    """Return `expected_s` for the whole model; 0 unless `auto` compiles blocks in one process."""
+    """Return `expected_s` of the whole model if `auto` compiles blocks in one process; else 0."""
     if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
         return 0.0
     return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0
@@ -264,7 +263,7 @@ def _compiled_model(options: Mapping[str, Any], reason: str, form: Form) -> Snip
 
 
 def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
-    """Return lines that compile blocks in place, which keeps the state_dict's keys."""
+    """Return code that compiles blocks in place. The keys of the state_dict stay."""
     compiling = call("block.compile", **options)
     if facts.blocks_of_torch:  # `compile()` skips torch's own modules
         compiling = f"block.forward = {call('torch.compile', 'block.forward', **options)}"

@@ -78,7 +78,7 @@ class CudaGraphs(Optimization):
 
 
 class Graphed(Call):
-    """Replay calls with tensor inputs from a CUDA graph, and copy the results and gradients."""
+    """Replay calls from a CUDA graph. Results and gradients are copied: replays overwrite them."""
 
     def __init__(self, model: torch.nn.Module, notes: dict[str, str]) -> None:
         super().__init__(model, notes)
@@ -130,9 +130,9 @@ class Graphed(Call):
         )
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record the call; return a function that replays it. Restore buffers and random states.
+        """Record the call, restore buffers and random states, and return the replaying function.
 
-        Weights and buffers are inputs, too (not copied), so the graph returns weights' gradients.
+        The function also takes weights and buffers, so that the weights get gradients.
         """
         whole = torch.nn.Module()
         whole.model, whole.forward = self.module, self.below

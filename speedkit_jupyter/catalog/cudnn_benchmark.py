@@ -15,7 +15,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 
 
 class CudnnBenchmark(Optimization):
-    """Let cuDNN search its algorithms once per input shape: useful if shapes stay the same."""
+    """Let cuDNN search for its fastest algorithm once per input shape. Useful if shapes repeat."""
 
     name, flag = "cudnn_benchmark", "cudnn.benchmark"
     effect = Effect.ROUNDING  # another algorithm sums in another order

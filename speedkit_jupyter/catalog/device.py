@@ -74,7 +74,7 @@ class Device(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Move model and optimizer state for the block. Raises SpeedKitError without the device."""
+        """Move model and optimizer state in the block. Raises SpeedKitError without the device."""
         _check_that_it_is_here(decision.value)
         overrides = [(tensor, decision.value) for tensor in _tensors(target.model)]
         with PLACE.overriding(overrides, target.live_optimizers):

@@ -91,8 +91,8 @@ class GradScaler(Optimization):
 class LossScaling:
     """Loss scaling in one thread's backward passes, while a plan with `grad_scaler` is in force.
 
-    The first plan's scaler scales all losses. Its factor is a power of two, so other models get
-    bitwise equal gradients, unless these overflow. Once the user's code scales a loss with any
+    The first plan's scaler scales all losses. The factor is a power of two, so gradients of other
+    models keep their bits unless they overflow. Once the user's code scales a loss with any
     enabled scaler, no plan scales losses in this thread until all plans have ended.
     """
 

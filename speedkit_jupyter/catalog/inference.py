@@ -32,7 +32,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, str, int, float, bool, type(None))
 
 
 class Inference(Optimization):
-    """Run calls without autograd in eval mode. The user sets eval mode, which changes results."""
+    """Run calls of a model in eval mode without autograd. SpeedKit never sets eval mode itself."""
 
     name = "inference"
     effect = Effect.ROUNDING  # without autograd, torch uses other kernels for some layers
@@ -84,8 +84,8 @@ def _obstacle(facts: Facts) -> str:
 class Unrecorded(Call):
     """A wrapper that runs calls without autograd; a backward pass repeats the call with autograd.
 
-    Autograd stays on in training mode, for inputs that require gradients, with hooks, and until
-    `_recorded` finds a call without side effects, random numbers or other trained tensors.
+    Autograd stays on in training mode, with hooks, and for inputs that require gradients. It also
+    stays on until a call has no side effects, random numbers or other trained tensors.
     """
 
     # Ids of the trained parameters, the results' structure, and each result's `requires_grad`.

@@ -1,4 +1,4 @@
-"""The switch `precision`: autocast inside the model's calls; the choice of bf16, fp16 or fp32."""
+"""The switch `precision`: calls of the model under autocast to bf16 or fp16."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from speedkit_jupyter.torchglue.private import current_node
 
 # torch's dtype names by config value.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-# The plan's call wrappers as torch code. The `forward` that `lower` sets is a bound method, so that
-# copies and pickles of a module do not call the original module.
+# Code with the effect of the plan's call wrappers. `lower` sets a bound method, because copies and
+# pickles of a module must not call the original module.
 LOWERED = """\
 def in_float32(result):
     return result.float() if result.dtype is torch.{dtype} else result
@@ -153,7 +153,7 @@ class Precision(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a factory of contexts: autocast (disabled for a requested fp32), or no-ops."""
+        """Return the function behind `ctx.autocast`; a requested fp32 disables autocast."""
         parameter = next(iter(target.model.parameters()), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
@@ -231,9 +231,9 @@ class Unnested(Call):
 
 
 class Lowered(Call):
-    """A call under autocast; autocast that the user's code has enabled takes precedence.
+    """Run a module's calls under autocast, unless the user's code has enabled autocast.
 
-    A submodule's wrapper acts only outside of other calls under the plan's autocast.
+    A submodule's wrapper does nothing inside another call under the plan's autocast.
     """
 
     order = 1  # surrounds compiled code and CUDA graphs, which run under autocast
@@ -293,7 +293,7 @@ class Lowered(Call):
 
 
 def _calls(target: Target, dtype: torch.dtype) -> list[Call]:
-    """Return the wrappers: Lowered (model, and parts that its methods call), Unnested, CastOnce."""
+    """Return all call wrappers that autocast needs, for the model and its submodules."""
     model, inside = target.model, ModelCallState()
     parameter = next(iter(model.parameters()), None)
     block = ("cpu" if parameter is None else parameter.device.type, dtype)

@@ -27,7 +27,7 @@ TAG = "compiler.cache_key_tag"
 
 
 class Sdpa(Optimization):
-    """Try the chosen attention kernel first, then other kernels; `math` is used without others."""
+    """Try the chosen attention kernel first, then the other kernels. `math` is used alone."""
 
     name = "sdpa"
     none = "auto"
@@ -76,7 +76,7 @@ class Sdpa(Optimization):
         }
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Return the context manager. On CUDA, call attention: the first call resets the order."""
+        """Return the context manager. On CUDA, first call attention, which resets the order."""
         parameter = None if target.model is None else next(iter(target.model.parameters()), None)
         if parameter is not None and parameter.device.type == "cuda":
             one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)
@@ -99,7 +99,7 @@ class Sdpa(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function that creates `ctx.sdpa()`'s context manager; for `auto`, a no-op."""
+        """Return the function behind `ctx.sdpa`; it changes nothing for `auto`."""
         return nullcontext if decision.value == "auto" else partial(self.switched, decision, target)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

@@ -18,7 +18,7 @@ from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 
 
 class Tf32(Optimization):
-    """Use TF32 on CUDA (`high`, `medium`); on a CPU `medium` is bf16, and `high` has no effect."""
+    """Use TF32 on CUDA (`high`, `medium`). On a CPU, `medium` uses bf16; `high` has no effect."""
 
     name = "tf32"
     bare = "high"

@@ -14,8 +14,8 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 
-# If a step takes LONG_S seconds or more and the model has LARGE_MODEL parameters or more, a search
-# doesn't try one thread, which took 1.6 times as long as two. Tiny operations are faster with one.
+# A search tries one thread only for shorter steps or smaller models. With LARGE_MODEL parameters
+# and steps of LONG_S seconds, one thread took 1.6 times as long as two.
 LONG_S, LARGE_MODEL = 0.02, 1_000_000
 
 

@@ -46,7 +46,7 @@ def code(
             config; or "torchrun" for a script for several processes.
         optimizers: the plan's optimizers, whose hyperparameters are written out; or a mapping from
             your expressions to these optimizers.
-        model: a Plan's model, whose class and `forward` decide the call (default: `model(inputs)`).
+        model: a Plan's model, which decides how the code calls it (default: `model(inputs)`).
         name: the expression for the model in the code.
         names: the notebook's variables; the code omits keys of `optimizers` that they don't define.
 
@@ -86,7 +86,7 @@ def code(
 def as_of_now(
     context: SpeedContext, wanted: Optimizers = ()
 ) -> tuple[Plan, list[torch.optim.Optimizer]]:
-    """Return the context's plan for `wanted` (default: all known) optimizers, and their list."""
+    """Return the context's plan for `wanted` optimizers (default: all), and the optimizers."""
     made, own = context.plan, list(context.target.optimizers)
     readings = dict(context.facts_of) | dict(context.target.memo.met_later)
     given = wanted.values() if isinstance(wanted, Mapping) else wanted

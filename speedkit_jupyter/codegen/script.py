@@ -1,4 +1,4 @@
-"""The parts that the forms of code share: header, call of the model, snippets, optimizers."""
+"""Build the parts that all forms of code share: header, model call, snippets, optimizers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ModelCall:
         return own or [f"loss = loss_fn({call}, targets)"]
 
     def moved(self, to: str, trains: bool) -> Block:
-        """Return the line that moves batch and (if `trains`) targets by `to`; [] without `to`."""
+        """Return the line that calls `to` on inputs and (if `trains`) targets; [] without `to`."""
         names = ["batch"] if trains and self.own_loss else [self.given, *["targets"] * trains]
         joined = ", ".join(names)
         if not to:
@@ -158,7 +158,7 @@ class Script:
         return [one.name for one in self.optimizers if one.own]
 
     def _words(self) -> dict[str, str]:
-        """Return the user's expressions by the script's variables."""
+        """Map the script's variables to the user's expressions."""
         own = {one.name: one.word or one.name for one in self.optimizers if one.own}
         return {MODEL: self.model, **own}
 
@@ -180,7 +180,7 @@ class Script:
         return [" = ".join(map(", ".join, zip(*changed, strict=True)))] if changed else []
 
     def blocks(self, place: str) -> list[Block]:
-        """Return a block for each snippet with lines for a place in the script, such as `setup`."""
+        """Return the snippets' lines for a place, such as `setup`, as a block for each."""
         return [[*lines] for snippet in self.snippets if (lines := getattr(snippet, place))]
 
     def setup(self) -> list[Block]:

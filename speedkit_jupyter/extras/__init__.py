@@ -1,4 +1,4 @@
 """Separate features, each in a folder that `support.extras` lists."""
 
-# Imported before any extra: the catalog's import collects the entries of all extras.
+# Import the catalog before any extra, because it collects the entries of all extras.
 import speedkit_jupyter.catalog  # noqa: F401

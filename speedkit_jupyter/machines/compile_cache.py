@@ -29,7 +29,7 @@ from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import inductor as torch_private
 
-# A process's first `prepare` deletes all compiled code above this limit (a model's: a few MiB).
+# The first `prepare` of a process deletes all compiled code if it is larger (a model: a few MiB).
 MOST_CACHE_BYTES = 2 * 2**30
 NAME = "speedkit-compiled"
 # Subfolder for torch's cache in each machine's folder. This module deletes only such subfolders.
@@ -231,7 +231,7 @@ def joined(kernels: Iterable[str]) -> str:
 
 
 def build(kernels: Sequence[str]) -> Callable[[], list[Any]]:
-    """Return a function that builds and loads kernels; compile threads, if any, start at once."""
+    """Return a function that builds and loads kernels. Compile threads, if any, begin now."""
     load = torch_private.kernel_library(joined(kernels))
 
     def functions() -> list[Any]:

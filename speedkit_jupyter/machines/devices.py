@@ -1,4 +1,4 @@
-"""Kinds of accelerator (`KINDS`): detection, reasons for or against bf16, memory, CUDA graphs."""
+"""Describe kinds of accelerator, detect their devices, read memory, and record CUDA graphs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TPUS = {"xla": "torch-xla", "tpu": "torch-tpu"}
 class Kind:
     """A kind of accelerator, with torch's name for it, such as cuda.
 
-    `detect` returns the fields of each `hardware.Accelerator`; `name` defaults to the name of the
-    CPU. If `is_numbered`, devices have numbers (`cuda:1`). `not_fused` names optimizers without
-    fused kernels. `bf16` and `no_bf16` are the reasons shown for and against bf16.
+    `detect` returns the fields of each `hardware.Accelerator`, whose name defaults to the CPU's.
+    `is_numbered` is true for devices such as `cuda:1`. `not_fused` names optimizers without fused
+    kernels. `bf16` and `no_bf16` are the reasons shown for and against bf16.
     """
 
     name: str

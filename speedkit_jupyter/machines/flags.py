@@ -1,7 +1,7 @@
-"""Every process-wide PyTorch flag that SpeedKit reads or sets: snapshot, diff, restore, override.
+"""Read, compare, restore and override the process-wide PyTorch flags that SpeedKit uses.
 
-Overrides of applied plans form one stack (`OVERRIDES`) and can be undone in any order: the last
-undo restores the original values. A flag that the user changed in between keeps the user's value.
+Applied plans put their overrides on one stack (`OVERRIDES`), and can undo them in any order. The
+last undo restores the original values. A flag that the user changed keeps the user's value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Values = Mapping[str, Any]
 
 
 class Flag(NamedTuple):
-    """Functions that read and write a process-wide setting; `others` are values for tests."""
+    """The functions that read and write one process-wide setting. Tests set it to `others`."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
@@ -56,7 +56,7 @@ def diff(before: Values, after: Values) -> tuple[Change, ...]:
 
 
 def restore(values: Values) -> None:
-    """Write `values`, by flag, and delay interrupts meanwhile. Other flags are left unchanged."""
+    """Set the flags named in `values` to these values. Other flags are left unchanged."""
     with interrupts.uninterrupted():
         for name, flag in (all_flags() if values else {}).items():
             if name in values and flag.read() != values[name]:
@@ -67,7 +67,7 @@ def restore(values: Values) -> None:
 
 @dataclass(eq=False)
 class FlagOverride:
-    """One plan's override: the values set, by name, and flags that the user changed afterwards."""
+    """The flag values that one plan has set. Flags that the user changes move to `taken_over`."""
 
     values: dict[str, Any] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
@@ -81,7 +81,7 @@ class OverrideStack:
         self._originals: dict[str, Any] = {}
 
     def push(self, names: Iterable[str], change: Callable[[], object]) -> FlagOverride:
-        """Run `change` to set the flags `names`; return an override. Errors reset the flags."""
+        """Run `change`, which sets the flags `names`, and return an override. Undo it on errors."""
         layer, names = FlagOverride(), tuple(names)
         try:
             with interrupts.uninterrupted():
@@ -103,7 +103,7 @@ class OverrideStack:
         return layer
 
     def pop(self, layer: FlagOverride) -> tuple[str, ...]:
-        """Undo an override, except flags that the user changed afterwards; return these flags."""
+        """Undo an override. Keep flags that the user changed afterwards; return their names."""
         with interrupts.uninterrupted():
             current = _read(layer.values, all_flags())
             on_top = [name for name in layer.values if self._top(name) is layer]
@@ -146,12 +146,12 @@ def _read(names: Iterable[str], table: Mapping[str, Flag]) -> dict[str, Any]:
 
 
 def attribute(owner: Any, name: str, *values: Any) -> Flag:
-    """Return a flag that reads and sets an attribute of one of torch's modules."""
+    """Return the Flag of an attribute of a torch module, with `values` for tests."""
     return Flag(partial(getattr, owner, name), partial(setattr, owner, name), values)
 
 
 def all_flags() -> dict[str, Flag]:
-    """Return the flags that torch has and has loaded, by name, without `fp32_precision.NAMES`."""
+    """Return all flags of this torch by name, except `fp32_precision.NAMES`."""
     import torch
 
     table = {  # no optimization sets these, but decisions or results depend on them
@@ -173,7 +173,7 @@ def all_flags() -> dict[str, Flag]:
 
 
 def _sums_of_products() -> dict[str, Flag]:
-    """Return cuBLAS's reduced-precision flags; reduction flags include split-K if torch has it."""
+    """Return cuBLAS's reduced-precision flags; with split-K, a value is a pair of settings."""
     import torch
 
     matmul = torch.backends.cuda.matmul

@@ -1,10 +1,10 @@
-"""torch's float32 precision flags: their values in force, and how to restore them.
+"""Read and restore torch's float32 precision flags.
 
 torch has an old API (`set_float32_matmul_precision`, `cudnn.allow_tf32`) and a new API
-(`fp32_precision` per backend and operation). Once both are used, readers of the old API may raise
-RuntimeError. Readers of the new API return inherited values, so `restore` writes only values that
-differ, and `none` (inherit) wherever `none` is enough. In a new process, CUDA's conv and rnn have a
-state that no setter can write: TF32, unless a parent setting has another precision.
+(`fp32_precision` per backend and operation). After code has used both, reading the old API may
+raise RuntimeError. The new API returns inherited values, so `restore` writes only values that
+differ, and prefers `none` (inherit). No setter restores the initial state of CUDA's conv and rnn:
+TF32, unless a parent setting has another precision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from speedkit_jupyter.torchglue import interrupts
 MATMUL_PRECISION = "float32_matmul_precision"
 CUDNN_TF32 = "cudnn.allow_tf32"
 MKLDNN_TF32 = "mkldnn.allow_tf32"
-# The new settings and their owners, parents first: inherited values depend on the parents.
+# The settings of the new API, and their owners. Parents come first, because others inherit them.
 NEW = {
     "fp32_precision": "backends",
     "cuda.fp32_precision": "backends.cudnn",
@@ -38,13 +38,13 @@ NAMES = (MATMUL_PRECISION, CUDNN_TF32, MKLDNN_TF32, *NEW)
 def read() -> dict[str, Any]:
     """Return the current value of every fp32 flag, by name. No flag is written.
 
-    If torch refuses to read an old setting, its value is inferred; `cudnn.allow_tf32` may be None.
+    Infer old settings that torch can't read; `cudnn.allow_tf32` is None if conv and rnn differ.
     """
     import torch
 
     new = {name: owner.fp32_precision for name, owner in _owners().items()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about deprecation, or about Intel GPUs
+        warnings.simplefilter("ignore")  # torch warns about deprecation, or about Intel GPUs
         old = {
             MATMUL_PRECISION: _matmul_precision(new),
             CUDNN_TF32: _cudnn_tf32(new),

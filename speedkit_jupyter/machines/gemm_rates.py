@@ -1,8 +1,8 @@
-"""Choose and time the library for float32 products on CPUs: torch's BLAS, or torch's oneDNN.
+"""Choose and time the library that multiplies float32 matrices on CPUs: torch's BLAS or oneDNN.
 
-MKL, torch's BLAS on x86, takes its AVX2 path on non-Intel processors. oneDNN's kernels replace
-torch's for the dispatcher's CPU key, so autograd and compiled code call them. torch's own kernels
-still compute batched and small products, and other dtypes.
+On x86, torch's BLAS is MKL, which uses AVX2 kernels on non-Intel processors. oneDNN's kernels are
+registered in place of torch's CPU kernels, so autograd and compiled code call them. torch's own
+kernels still compute batched products, small products and other dtypes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 BLAS, ONEDNN = "blas", "onednn"
 OPERATORS = ("mm", "mm.out", "addmm", "addmm.out")
-# Products with at least this many multiply-adds go to oneDNN, which was faster on every machine
-# tried. In smaller products, the call takes most of the time.
+# oneDNN computes products with at least this many multiply-adds. It was faster on every machine
+# tried. In smaller products, the call itself takes most of the time.
 LEAST_PRODUCT = 128**3
-# Products with a side below this are left to torch, which is faster if operands are transposed.
+# torch computes products with a shorter side. It is faster there if operands are transposed.
 SHORTEST = 4
 Kernel = Callable[..., Any]
-# oneDNN's kernels while they are registered. Global, because the dispatcher is process-wide.
+# The library with oneDNN's kernels, while it is in use. Global, because torch's dispatcher is.
 _LIBRARY: list[torch.library.Library] = []
 
 
@@ -67,12 +67,12 @@ def _installed() -> torch.library.Library:
                 break
     if not taken:
         return library
-    del library  # the error would keep it alive, with the kernels registered so far
+    del library  # else the error's traceback keeps it alive, and its kernels registered
     raise SpeedKitError(f"gemm: a library has replaced torch's kernels: {taken}; leave gemm out")
 
 
 def kernels() -> dict[str, Kernel]:
-    """Return kernels, by operator, that choose between oneDNN and torch, in 2 µs per call."""
+    """Return a kernel for each operator. Each call chooses oneDNN or torch, which takes 2 µs."""
     import torch
 
     product, suits = _product(), _suits()
@@ -143,14 +143,14 @@ def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
 
 # --- rates ---
 
-# Time limit in seconds for SCRIPT, which mostly imports torch; a busy machine takes longer.
+# Time limit in seconds for SCRIPT, which spends most of its time importing torch.
 PATIENCE_S = 60.0
-# Side of the square matrices. With a power of two, rows compete for the same cache sets, and a
-# library may be slow (oneDNN without FMA: 130 GFLOP/s at 384 and 70 at 512).
+# Side of the square matrices. With a power of two, rows compete for the same cache sets: oneDNN
+# without FMA reached 130 GFLOP/s at 384 and 70 at 512.
 SIZE = 384
 UNMEASURED, BUSY = "the libraries could not be measured", "the machine is busy"
-# The script times the three products of a linear layer's training step with each library: forward,
-# gradients of inputs and of weights. It runs in a child process, because oneDNN crashes on some
+# The script times each library on the three products of a linear layer in training: the output, and
+# the gradients of input and weight. It runs in a child process, because oneDNN crashes on some
 # machines (pytorch#89817, pytorch#177227).
 SCRIPT = f"""
 import json, sys, timeit, torch
@@ -167,7 +167,7 @@ with torch.inference_mode():
 
 
 class GemmRates(BaseModel):
-    """Rates of float32 products by library, in FLOP/s, or the text of a failure."""
+    """Each library's rate in float32 products, in FLOP/s, or why the measurement failed."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -182,15 +182,15 @@ class GemmRates(BaseModel):
 
 
 def known(machine: str) -> GemmRates | None:
-    """Return this machine's stored rates; None without readable rates."""
-    with suppress(SpeedKitError, ValidationError):  # storing a plan reports a faulty store
+    """Return the stored rates of `machine`, or None if none can be read."""
+    with suppress(SpeedKitError, ValidationError):  # reported when a plan is stored
         if (rates := database.newest("rates", machine)) is not None:
             return GemmRates.model_validate(rates)
     return None
 
 
 def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
-    """Return stored rates; else measure them (2 to 10 s), and store them unless the CPU is busy."""
+    """Return stored rates, or measure them in 2 to 10 s. Store them unless the CPU is busy."""
     rates = known(machine)
     if rates is None:
         rates = _measure(threads, patience_s)

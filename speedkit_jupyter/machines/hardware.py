@@ -1,4 +1,4 @@
-"""Describe a machine, detected or from JSON: its chips' abilities (bf16, TF32), its fingerprint."""
+"""Describe the machine that plans are made for. It is detected, or read from JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_TENSOR_CORES = re.compile(
 )
 # Items of `torch.cuda.get_arch_list()`: `sm_86` runs on GPUs 8.6 to 8.9, `compute_90` from 9.0 on.
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)[af]?")
-# Indexes of torch's wheels with kernels for capabilities below 7.5, and from 10.0 on; source:
+# PyTorch's wheel indexes with kernels for capabilities below 7.5, and for 10.0 and later; source:
 # `torch.cuda.PYTORCH_RELEASES_CODE_CC` of torch 2.13, and the release notes of 2.11.
 _OLD_GPUS, _NEW_GPUS = "cu126", "cu130"
 # AMD architectures with bf16 matrix instructions; source: AMD's ROCm hardware specifications.
@@ -46,7 +46,7 @@ class _Record(pydantic.BaseModel):
 
 
 class Cpu(_Record):
-    """The processor as available to this process; `gemm` has its GEMM rates, if measured."""
+    """The processor, as far as this process may use it. `gemm` has its measured GEMM rates."""
 
     name: Shown = "unknown"
     architecture: Shown = "x86_64"
@@ -86,7 +86,7 @@ class Accelerator(_Record):
 
     @property
     def bf16(self) -> bool:
-        """Return whether bf16 runs in hardware (on MPS, at all); torch also accepts emulation."""
+        """Return whether bf16 runs in hardware. On MPS, return whether it runs at all."""
         if self.rocm is not None:
             return bool(_ROCM_BF16.match(self.rocm))
         if self.capability is not None:
@@ -109,8 +109,8 @@ class Hardware(_Record):
 
     `Hardware.current()` is this machine, or the one set by SPEEDKIT_HARDWARE. `cxx` is the C++
     compiler that Inductor would call, or None. `cuda_architectures` are the GPUs that torch was
-    built for (empty: unknown). `libraries` maps the PyPI name of each installed optional library to
-    its version (default: the libraries of this environment).
+    built for, or empty if they are unknown. `libraries` maps the PyPI name of each installed
+    optional library to its version (default: the libraries of this environment).
     """
 
     system: Literal["Linux", "Windows", "Darwin"] = "Linux"
@@ -138,9 +138,9 @@ class Hardware(_Record):
         return dict(enumerate(every)).get(int(index or 0))
 
     def describe(self, device: str) -> str:
-        """Return a device's name, with a CPU's usable cores, and the pinned machine, if any.
+        """Return a device's name for users, with the usable cores of a CPU.
 
-        An unknown device, such as an NPU, keeps torch's name.
+        A device that SpeedKit doesn't know, such as an NPU, keeps torch's name.
         """
         gpu, cores = self.accelerator(device), self.cpu.usable_cores
         cpu = f"{self.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
@@ -152,7 +152,7 @@ class Hardware(_Record):
         return f"{self.describe(device)}\n{self.torch}"
 
     def missing_kernels(self, device: str) -> str:
-        """Return a warning, with a wheel if known, if torch lacks kernels for a device; else ''."""
+        """Return a warning if torch lacks kernels for a device, or else an empty string."""
         gpu = self.accelerator(device)
         if gpu is None or gpu.capability is None or gpu.rocm or not self.cuda_architectures:
             return ""
@@ -203,7 +203,7 @@ class Hardware(_Record):
         )
 
     def with_gemm(self, patience_s: float = gemm_rates.PATIENCE_S) -> Hardware:
-        """Return this machine with GEMM rates, measured and stored if unknown; self if pinned."""
+        """Return a copy with GEMM rates, measured if necessary; a pinned machine returns itself."""
         if self.cpu.gemm is not None or self.pinned:
             return self
         rates = gemm_rates.measured(_place(self.cpu), self.cpu.usable_cores, patience_s)
@@ -298,7 +298,7 @@ def cxx_compiler() -> str | None:
 
 
 def has_triton() -> bool:
-    """Return whether torch.compile finds Triton; a folder with that name does not count."""
+    """Return whether Triton can be imported; a mere folder with that name does not count."""
     with suppress(Exception):  # the user's import hooks may raise anything
         spec = find_spec("triton")
         return spec is not None and spec.origin is not None
@@ -309,6 +309,6 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
     """Return the versions of the named libraries that are installed, without importing them."""
     versions = {}
     for name in names:
-        with suppress(Exception):  # not installed, or an import hook of the user raises
+        with suppress(Exception):  # not installed, or one of the user's import hooks raises
             versions[name] = version(name)
     return versions

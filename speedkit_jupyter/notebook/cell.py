@@ -1,4 +1,4 @@
-"""A cell as the step to measure: its compiled code, the names that it uses, and its models."""
+"""Turn a notebook cell into a step to measure: compile it, and find its names and models."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Cell:
 
     @user_code_boundary
     def run(self, context: SpeedContext | None = None) -> Any:
-        """Run the cell, with `context` as `ctx` if given; return a last expression's value or None.
+        """Run the cell, and return the value of its last expression, or None without one.
 
-        In `quiet` blocks, only the cell's first run prints.
+        The variable `ctx` gets `context`, if given. In `quiet` blocks, only the first run prints.
         """
         if context is not None:
             self._names["ctx"] = context
@@ -91,7 +91,7 @@ class Cell:
         block.enter_context(redirect_stderr(sink))
 
     def loop(self) -> Callable[[int, Stopwatch], None]:
-        """Return a function that runs the cell the given number of times, and times the loop."""
+        """Return a function that runs the cell `loops` times, and times the loop with `watch`."""
         code = self._shell.compile(self.tree, self._file, "exec")
         names = self._names
 
@@ -120,7 +120,7 @@ class Cell:
 
 def _cached(shell: Any, code: str) -> str:
     """Cache the code under a file name that tracebacks show as this cell; return that name."""
-    # ipykernel names a file that does not exist; some versions of IPython then show wrong lines.
+    # ipykernel's name for a cell is not a file, so some versions of IPython show wrong lines.
     numbers = getattr(shell.compile, "_filename_map", {})  # cell numbers by file name
     number = max(numbers.values(), default=shell.execution_count)
     name = str(CachingCompiler().cache(code, number))
@@ -132,11 +132,11 @@ def _cached(shell: Any, code: str) -> str:
 
 
 def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
-    """Return a cell's step, with the line's models and optimizers, if given; raises UsageError."""
+    """Return a cell's step, for the models and optimizers in the line if any; raises UsageError."""
     names = shell.user_ns
     objects = reachable.reached([cell.names()])
     found, optimizers = reachable.outermost(objects), reachable.optimizers_among(objects)
-    if not found:  # frozen TorchScript modules have no parameters
+    if not found:  # frozen TorchScript modules have no parameters, so `outermost` skips them
         found = [one for one in objects if is_a(one, torch.jit.ScriptModule)]
     if arguments.model:
         named = [find_models(names, name) for name in arguments.model]

@@ -1,4 +1,4 @@
-"""Tab completion from the words of each `Option`. Importing this module must stay fast."""
+"""Complete the lines of SpeedKit's magics on Tab. Importing this module must stay fast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDENTIFIER = "speedkit"
 
 
 def add_completion(shell: Any) -> None:
-    """Add Tab completion of SpeedKit's lines; if SpeedKit's words match, show no other words."""
+    """Complete SpeedKit's lines on Tab. If SpeedKit offers words, show no other words."""
     # IPython before 8.6 has only a hook, whose results are mixed with Python's names.
     if not hasattr(completer, "context_matcher"):
         for name in MAGICS:
@@ -60,7 +60,7 @@ def complete(before: str, names: Mapping[str, Any]) -> list[str]:
 
 
 def _offered(parser: Parser, words: list[str], names: Mapping[str, Any]) -> list[str]:
-    """Return words for the last typed option's value, or for the next argument and option."""
+    """Return the words that may come next: values of the last option, arguments or options."""
     options, places = parser._option_string_actions, parser._get_positional_actions()
 
     def offered(action: Action) -> list[str]:

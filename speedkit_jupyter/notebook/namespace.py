@@ -1,4 +1,4 @@
-"""Find the objects that a magic's line names, and a model's current or possible plan."""
+"""Find the objects that a magic's line names, and the plan of a model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _and_holders(words: Iterable[str]) -> list[str]:
 
 
 def optimizers(names: Space, inside: bool = False) -> dict[str, torch.optim.Optimizer]:
-    """Return unwrapped optimizers by expression: variables and, if `inside`, variables' parts."""
+    """Return unwrapped optimizers by expression. If `inside`, also look inside other objects."""
     found = by_expression(names, torch.optim.Optimizer, inside)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
 
@@ -135,9 +135,9 @@ def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
 def find_optimizers(
     names: Space, wanted: Sequence[str] | None, model: torch.nn.Module, is_only: bool = True
 ) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers, all or only the `wanted`, that hold a parameter of the model.
+    """Return the optimizers (all, or only `wanted` ones) that hold a parameter of the model.
 
-    Raises UsageError for an unknown name or, if `is_only`, a `wanted` optimizer that holds none.
+    Raises UsageError for an unknown name. If `is_only`, a wanted optimizer must hold a parameter.
     """
     is_mine = not trained_by(model, names)  # in the user's own loop, also look inside objects
     found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
@@ -148,7 +148,7 @@ def find_optimizers(
 
 
 def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.optim.Optimizer]:
-    """Return unwrapped optimizers by expression. Raises UsageError for any other object."""
+    """Return the named optimizers, unwrapped. Raises UsageError for any other object."""
     known = optimizers(names)
     return {
         lookup.canonical(name): unwrapped(_find(names, name, "optimizer", known, Optimizer))
@@ -174,7 +174,7 @@ def find_loader(names: Space, name: str | None) -> Any:
 
 
 def check_result_name(name: str | None, names: Space) -> None:
-    """Raise UsageError for an invalid or built-in name, or a model's or optimizer's variable."""
+    """Raise UsageError if `name` is not a valid variable, or holds a model or an optimizer."""
     if name is None:
         return
     if not name.isidentifier() or iskeyword(name) or hasattr(builtins, name):
@@ -188,7 +188,7 @@ def check_result_name(name: str | None, names: Space) -> None:
 def planned_for(
     names: Space, name: str | None, asked: Sequence[str] | None = None
 ) -> tuple[str, SpeedContext | None, Plan]:
-    """Return a model's name, its context or None, and its plan or the plan that `apply` would make.
+    """Return a model's name, context and plan; without a context, the plan `apply` would make.
 
     The default is the only model with a plan, or else the only model. Raises UsageError otherwise.
     """
@@ -208,14 +208,14 @@ def planned_for(
 
 
 def words_of_plans(names: Space, name: str | None) -> list[Any]:
-    """Return the names of the models that `name` means, for `planned_for`; [None] for None."""
+    """Return the name of each model that `name` means; [None] for None, the default model."""
     if name is None or name in dict(naming.applied(names)):
         return [name]
     return [*find_models(names, name)]
 
 
 def plans_of(names: Space, name: str | None) -> dict[str, Plan]:
-    """Return plans by name: of the named or default models; without models, of a float32 model."""
+    """Return the plans of the named or default models; without models, one for a float32 model."""
     wanted = [*default_models(names)] if name is None else words_of_plans(names, name)
     found = [planned_for(names, one) for one in wanted]
     return {f"`{word}`": plan for word, _, plan in found} or {
@@ -224,7 +224,7 @@ def plans_of(names: Space, name: str | None) -> dict[str, Plan]:
 
 
 def proven_config(models: Sequence[Any], optimizers: Sequence[Any]) -> SpeedConfig | None:
-    """Return the config proven in this process or learned earlier; None if neither exists.
+    """Return the config proven in this process, or learned in an earlier one, or None.
 
     Show a note if the store can't be read. Raises ConfigError for an invalid SPEEDKIT_HARDWARE.
     """

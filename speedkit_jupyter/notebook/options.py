@@ -1,4 +1,4 @@
-"""The options of the magics: types, words, defaults, shared options, and their parser."""
+"""Define and parse the options of the magics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def switch(name: str, about: str) -> Option:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises UsageError, if possible with a suggestion, and never exits."""
+    """An ArgumentParser that raises UsageError, often with a suggestion, instead of exiting."""
 
     def __init__(self, command: str, options: Iterable[Option]) -> None:
         self.about: dict[str, Option] = {}
@@ -91,14 +91,14 @@ class Parser(argparse.ArgumentParser):
     def parse_line(self, line: str) -> argparse.Namespace:
         """Return the parsed arguments of a magic's line; raises UsageError."""
         words = split(line)
-        for word in words:  # else argparse mistakes the value of an unknown option for an argument
+        for word in words:  # argparse would take the value of an unknown option for an argument
             name = word.partition("=")[0]
             if name[:2] == "--" != name and name not in self._option_string_actions:
                 self.error(f"unrecognized arguments: {word}")
         return self.parse_args(words)
 
     def described(self) -> list[tuple[str, str]]:
-        """Return a row per option: the usage, and the purpose with the option's words."""
+        """Return a row for each option: its usage, and its purpose with the allowed words."""
         rows = []
         for action in self._actions:
             words = ", ".join(self.about[action.dest].words)

@@ -16,8 +16,8 @@ class Mode:
     """An option that replaces the timing of `%%speedbench` with another kind of measurement.
 
     `begin(shell, session, cell, arguments, command)` returns an `Engine` (`rounds.comparison`) and
-    a title for the progress display. Alternatively, `run` takes the same arguments, does all the
-    work and returns the magic's result. `also` lists other modes' options that this mode accepts.
+    a title for the progress display. `run`, used instead if set, takes the same arguments, does all
+    the work and returns the magic's result. `also` lists options of other modes to accept.
     """
 
     option: Option
@@ -40,8 +40,8 @@ class Mode:
 class Plugin:
     """An extra's subcommands, functions that run `%%speedkit` cells, and `%%speedbench` modes.
 
-    `begin` is called once, with the shell, at the end of the first cell that has torch loaded.
-    `begin` registers its clean-up function with `at_unload`.
+    `begin(shell)` is called once, after the first cell that ends with torch imported. It registers
+    its clean-up function with `at_unload`.
     """
 
     commands: Sequence[Command] = ()

@@ -36,7 +36,7 @@ def run_and_show(
 ) -> Any:
     """Run an engine, show the result's report unless `is_quiet`, and return the result.
 
-    `variable` gets `value_of(result)`. Ctrl-C shows results so far, even if quiet, and propagates.
+    `variable` gets `value_of(result)`. Ctrl-C shows the results so far, and is then raised again.
     """
     check_result_name(variable, names)
     output, shown, was_stopped = LiveOutput(Document(title)), None, False
@@ -64,7 +64,7 @@ def run_and_show(
 
 
 def never_falling(states: Iterable[Progress]) -> Iterator[Progress]:
-    """Yield the states with a `done` share that never falls, although each phase starts at 0."""
+    """Yield the states, but never let `done` fall, although each phase starts at 0."""
     done = 0.0
     for state in states:
         done = max(done, state.done)
@@ -77,7 +77,7 @@ def is_kernel() -> bool:
 
 
 def displayed(document: Document) -> Any:
-    """In a kernel, display a document and return the display's handle; elsewhere return None."""
+    """In a kernel, display a document and return its display handle; elsewhere return None."""
     return display(document, display_id=True) if is_kernel() else None
 
 
@@ -126,7 +126,7 @@ class LiveOutput:
                 counting.join()
 
     def end(self, result: Document | None) -> None:
-        """Show `result` in the live display, if any, else in a new one; None empties a display."""
+        """Show `result` in the live display or, without one, below. None empties the display."""
         if self._handle is not None:
             self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)
         elif result is not None:

@@ -16,7 +16,7 @@ from speedkit_jupyter.support.weak import Listeners
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """A measured `%%speedbench` cell: first line, text, and a function that returns a new step."""
+    """A measured `%%speedbench` cell: its first line, its text, and its step."""
 
     title: str
     command: str
@@ -26,10 +26,10 @@ class MeasuredCell:
 class Session:
     """The state of a notebook session; `names` is its namespace, if any.
 
-    `listeners` are called after a measured cell. `panels` holds every living panel. `last_report`
-    is the report, with all notes, of the last measurement that a magic showed. `auto_line` is the
-    last line that `%speedkit auto` showed, empty while `auto` is off. `last_races` has, by model,
-    the summary of the last loop under `auto`. `last_advice` is the last `%speedkit advise` result.
+    `listeners` are called after a cell is measured. `last_report` is the full report of the last
+    measurement that a magic showed. `auto_line` is the last line that `%speedkit auto` showed, and
+    is empty while `auto` is off. `last_races` maps each model to a summary of its last loop under
+    `auto`. `last_advice` is the last result of `%speedkit advise`.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:

@@ -22,7 +22,7 @@ from speedkit_jupyter.support.weak import at_unload, unload
 R = TypeVar("R")
 # Commands for help and for ending work; they run even if an environment variable is invalid.
 ENDING = ("help", "processes", "restore")
-# Functions that end the core's work, called if their module is loaded; extras use `at_unload`.
+# Functions that end the core's work, each called if its module is loaded. Extras use `at_unload`.
 ENDS = {"plans.context": "restore_all", "notebook.session": "end"}
 
 
@@ -49,7 +49,7 @@ def unregister(shell: Any) -> None:
 
 
 def begin_extras(shell: Any) -> None:
-    """Schedule the start of extras, which need torch: after a cell, once torch is imported."""
+    """Start the extras at the end of the first cell with torch imported, which they need."""
 
     def begin(result: Any = None) -> None:
         if "torch" not in sys.modules:
@@ -116,7 +116,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
 
 
 def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
-    """Return `run()`, turn SpeedKit's errors and SyntaxErrors into UsageErrors, hide our frames."""
+    """Return `run()`, or raise its error so that IPython shows no frames of SpeedKit."""
     try:
         return run()
     except SyntaxError as error:  # usually in the cell; IPython would show SpeedKit's frames
@@ -126,7 +126,7 @@ def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
         text = text.replace("_IncompleteInputError", "SyntaxError")  # a private class of Python
         raise UsageError(f"{command}:\n{text}") from None
     except (UsageError, SpeedKitError) as error:
-        if users_part(error) is None:  # else the user's code raised the error
+        if users_part(error) is None:  # the user's code has not raised the error
             text = str(error)
             raise UsageError(text if text[:1] == "%" else f"{command}: {text}") from None
         _show_users_part(shell, command, error)

@@ -1,4 +1,4 @@
-"""%%speedbench: its options, the parsing of line and cell, the measurement, the display."""
+"""Run %%speedbench: parse its line and cell, measure, and show the result."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OPTIONS = (
     options.RESULT,
 )
 TIMING, COMPARE, TUNE = "timing", "--compare", "--tune"
-# The modes that accept each option; every mode accepts the options that are not listed.
+# The modes that accept an option. Every mode accepts the options that are not listed here.
 BELONGS = {
     **dict.fromkeys(("n", "r"), TIMING),
     **dict.fromkeys(("accuracy", "compare"), COMPARE),
@@ -60,7 +60,7 @@ BELONGS = {
 
 @interruptible_in_users_code
 def run(shell: Any, session: Session, line: str, source: str) -> Any:
-    """Run `%%speedbench`; return the result with -o. Ctrl-C shows results so far and propagates."""
+    """Run `%%speedbench`, and return the result if the line has -o."""
     begun_s = clock.now()
     line = options.without_comment(line)
     arguments = parser().parse_line(line)
@@ -111,7 +111,7 @@ def _check_options(arguments: Any, mode: str, also: Sequence[str]) -> None:
 def _begin(
     mode: str, shell: Any, session: Session, cell: Cell, arguments: Any, command: str
 ) -> tuple[Any, str]:
-    """Return the engine for timing, --compare or --tune, and a title. Raises UsageError."""
+    """Return an engine (a Timer, Benchmark or PlanSearch) and its title. Raises UsageError."""
     step = step_of_cell(shell, cell, arguments)
     if mode == TIMING:
         device = device_of(step)

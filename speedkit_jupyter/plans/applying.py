@@ -69,7 +69,7 @@ def apply_speedups(
             if decision.declined and context.config.request("compile").value.required:
                 raise SpeedKitError(f"compile is required: {decision.why}")
             context.put_in_force()
-    except BaseException:  # including an interrupt that was delayed until all was applied
+    except BaseException:  # also an interrupt that was delayed until the plan was applied
         if context is not None:
             context.roll_back()
         raise
@@ -106,7 +106,7 @@ def prepare(
 ) -> MeasuredContext:
     """Return a context for a measurement; without a config, its plan changes nothing.
 
-    The model must be in its original state. `made`: facts of optimizers that measured code creates.
+    The model must be in its original state. `made` describes optimizers that measured code creates.
     """
     if config is None:
         config = SpeedConfig(Origin("baseline", [entry.name for entry in CATALOG])).alone()
@@ -128,9 +128,9 @@ def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
 
 @dataclass(frozen=True)
 class Preview:
-    """The plan that applying would put in force, and the model's newest context (or None).
+    """A plan that is not applied, and the model's newest context (or None).
 
-    `words[name][word]` is the decision about optimization `name` for its option value `word`.
+    `words[name][word]` is the decision about optimization `name` if its option were `word`.
     """
 
     plan: Plan
@@ -139,7 +139,7 @@ class Preview:
 
     @property
     def pending(self) -> bool:
-        """Return whether `plan` and `applied` differ in active values (None has no values)."""
+        """Return whether applying `plan` would change the active values."""
         active = {} if self.applied is None else self.applied.plan.active_values()
         return self.plan.active_values() != active
 
@@ -147,10 +147,10 @@ class Preview:
 def preview(
     model: torch.nn.Module, config: SpeedConfig, optimizers: Sequence[torch.optim.Optimizer] = ()
 ) -> Preview:
-    """Return the preview of a plan for the model's original state; change nothing."""
+    """Return the plan for the model's original state as a Preview. Change nothing."""
     applied = applied_to(model)
     facts = replace(Facts.read(model, optimizers), optimizers_later=True)
-    if applied is not None:  # use current facts only of optimizers that the plan does not know
+    if applied is not None:  # use current facts only for optimizers that are new to the plan
         pairs = zip(each_once(optimizers), facts.optimizers, strict=True)
         originals = tuple(applied.facts_of.get(one, its_facts) for one, its_facts in pairs)
         facts = replace(applied.facts, optimizers=originals)
@@ -176,9 +176,9 @@ def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, d
 
 
 def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
-    """Return the library that runs the model's training loop: Lightning or transformers; else "".
+    """Return the library that runs the model's training loop, "Lightning" or "transformers", or "".
 
-    Look at the model and `names` for a LightningModule with the model, or the model's Trainer.
+    It is recognized by a LightningModule that contains the model, or by the model's Trainer.
     """
     whole = unwrapped(model)
     for value in (model, *(value for name, value in list(names.items()) if name[:1] != "_")):

@@ -1,4 +1,4 @@
-"""The user's config: fields from the catalog; values from code, YAML files and the environment."""
+"""The user's config. Its options come from the catalog; code, YAML and environment set them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SpeedConfig(FromCatalog):
     """The options for a plan; `SpeedConfig()` is all auto. The fields come from the catalog.
 
     Args:
-        alone: If True, options that are not given stay unchanged; grad_scaler follows precision.
+        alone: If True, options not given stay unchanged. Only grad_scaler follows precision.
         values: Options by name, as in `precision="bf16"`. Environment variables, such as
             `SPEEDKIT_PRECISION` for `precision`, take precedence.
 
@@ -124,13 +124,13 @@ class SpeedConfig(FromCatalog):
         return {ALONE: True, **values} if self._alone else values
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
-        """Return a copy; options set in the config, not the environment, get `source` and `why`."""
+        """Return a copy with `source` and `why` for all options except the environment's."""
         twin = self.model_copy()
         twin._source, twin._why = source, why
         return twin
 
     def alone(self, why: str = "") -> SpeedConfig:
-        """Return a copy with `alone`: options not given stay unchanged, for the reason `why`."""
+        """Return a copy with `alone`. Options not given stay unchanged, for the reason `why`."""
         twin = self.model_copy()
         twin._alone, twin._left = True, why
         return twin
@@ -171,7 +171,7 @@ class SpeedConfig(FromCatalog):
 
     @property
     def is_auto(self) -> bool:
-        """Return whether no option is given, in config or environment, and `alone` is not set."""
+        """Return whether neither `alone` nor any option is given, not even in the environment."""
         return not (self._alone or self._variables or self.to_dict())
 
     def request(self, name: str) -> Request:
@@ -187,7 +187,7 @@ class SpeedConfig(FromCatalog):
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
     """Return the value of a word: a bool, an int (up to 18 digits), or the word in lower case.
 
-    1, true, on or yes is True if "true" is `allowed`; 0, false, off or no is False if "false" is.
+    Words such as `1` and `on` are True only if "true" is `allowed`; likewise for "false".
     """
     word = word.strip().lower()
     if "true" in allowed and word in ("1", "true", "on", "yes"):
@@ -200,9 +200,9 @@ def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
 def _prepared(
     values: Mapping[str, Any], origin: Origin, problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values by option, overridden by environment variables, and the variables used.
+    """Return the values and the environment variables that override values, by option.
 
-    Add messages about keys to `problems`; warn of unknown variables. Keep `origin.firm` as given.
+    Add a message for each wrong key to `problems`, and warn of unknown environment variables.
     """
     known: dict[str, Any] = {}
     for key, value in values.items():

@@ -52,9 +52,9 @@ class OpenBlocks(threading.local):
 
 
 class ReusableContext(ContextDecorator):
-    """A context manager and decorator; each use enters a new context manager from `make()`.
+    """A context manager and decorator. Each use enters a new context manager from `make()`.
 
-    It can be entered repeatedly, nested and in several threads. `make` looks up the plan in force.
+    It can be entered repeatedly, nested and in several threads.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -70,7 +70,7 @@ class ReusableContext(ContextDecorator):
         return self._open.blocks.pop().__exit__(kind, error, trace)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReusableContext:
-        return ReusableContext(self._make)  # a copy, as in a copied module, follows the same plan
+        return ReusableContext(self._make)  # a copied module follows the same plan
 
 
 class SpeedContext:
@@ -81,9 +81,9 @@ class SpeedContext:
     Attributes:
         plan: The decisions, with their reasons, and with `notes` as hints.
         facts: The facts of the model before the plan; `facts_of` has each optimizer's facts.
-        notes: Texts on what happened since the plan was applied, by optimization.
+        notes: Remarks on events since the plan was applied, by optimization.
         before: Flags, and the state of model and optimizers, before the plan.
-        asked: `autocast`, `grad_scaler` or both, if the user's code has used these attributes.
+        asked: The attributes among `autocast` and `grad_scaler` that the user's code has used.
 
     Example::
 
@@ -101,7 +101,7 @@ class SpeedContext:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         made: Sequence[OptimizerFacts] = (),
     ) -> None:
-        """Plan for a model in its original state; `made`: facts of optimizers to be created."""
+        """Plan for a model in its original state. `made` describes optimizers created later."""
         heap.settle()  # so that glibc's thresholds are equal in all measured processes
         self.config = config
         self.target = Target(model, optimizers, search=self._searches, made=tuple(made))
@@ -146,12 +146,12 @@ class SpeedContext:
         return tuple(dict.fromkeys(self.target.kept))
 
     def changes(self) -> tuple[Change, ...]:
-        """Return flag, model and optimizer changes since `before`; none for a deleted model."""
+        """Return changes of flags, model and optimizers since `before`; none without the model."""
         now = self.before if self.model is None else observed(self.target)
         return flags.diff(self.before, now)
 
     def adopt_compiled(self, other: SpeedContext) -> None:
-        """Reuse compiled code, if any, of the model's context `other`; this plan must be hidden."""
+        """Reuse the compiled code of another context of the model. This plan must be hidden."""
         if other.target.memo.compiled_call is not None:
             self.target.memo.compiled_call = other.target.memo.compiled_call
 
@@ -164,7 +164,7 @@ class SpeedContext:
         return next((one.device for one in parameters if not one.is_meta), torch.device("cpu"))
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context manager: the plan's autocast while it is in force, else a no-op."""
+        """Return a context manager: the plan's autocast, or a no-op if the plan isn't in force."""
         return self._autocast_block
 
     def sdpa(self) -> AbstractContextManager[Any]:
@@ -172,7 +172,7 @@ class SpeedContext:
         return self._sdpa_block
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        acting = self._acting if MEASURED else self  # skips a property call at every step
+        acting = self._acting if MEASURED else self  # usually saves a property call at every step
         acting.asked.add("autocast")
         if acting._stack is None:
             return nullcontext()
@@ -202,7 +202,7 @@ class SpeedContext:
 
     @property
     def _acting(self) -> SpeedContext:
-        """Return the measured context of this model, or else of this thread, or else `self`."""
+        """Return the context measured for this model, or else in this thread, or else `self`."""
         here, own = threading.get_ident(), MEASURED.get(self._key)
         others = (context for thread, context in MEASURED.values() if thread == here)
         acting: SpeedContext = own[1] if own else next(others, self)
@@ -297,7 +297,7 @@ class SpeedContext:
 
 
 class MeasuredContext(SpeedContext):
-    """A plan in force only in a measurement's blocks; there the model's contexts use this plan."""
+    """A plan for measured blocks only. In a block, the model's other contexts follow this plan."""
 
     _searches = False  # the step's optimizers are known
 
@@ -377,7 +377,7 @@ def _remove_unreachable(contexts: Sequence[SpeedContext]) -> None:
 
 
 def _restore_all_of(key: int) -> None:
-    """Undo the plans of a deleted model: flags and optimizers are restored."""
+    """Restore the flags and optimizers that the plans of a deleted model changed."""
     contexts = APPLIED.pop(key, [])
 
     def undo() -> None:

@@ -1,4 +1,4 @@
-"""Names in the notebook: variables for contexts (`ctx`), and the expressions for models."""
+"""Name contexts and models in the notebook: `ctx` for a context, `net` for a model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from speedkit_jupyter.support.wrappers import unwrapped
 
 # The default variable for a context.
 CTX = "ctx"
-# The expression for each context's model. A global, because plans belong to the process.
+# The expression that named each context's model. A global, because plans belong to the process.
 _TYPED = weakref.WeakKeyDictionary[SpeedContext, str]()
 
 
@@ -42,7 +42,7 @@ def _word(names: Mapping[str, Any], context: SpeedContext) -> str:
 def assign(names: MutableMapping[str, Any] | None, name: str, context: SpeedContext) -> str:
     """Assign a context to a free variable in `names`, if given; return the variable's name.
 
-    The variable is the first free one of `ctx`, `ctx_net` (for the `name` `net`), `ctx_net_2` ….
+    For the `name` `net`, it is the first free variable of `ctx`, `ctx_net`, `ctx_net_2` and so on.
     """
     model, own = context.model, "_".join([CTX, *re.findall(r"\w+", name)])
     space = {} if names is None else names

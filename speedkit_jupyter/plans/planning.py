@@ -60,7 +60,7 @@ class Plan:
         }
 
     def noted(self, notes: Mapping[str, str]) -> Plan:
-        """Return the plan; the hint of each active decision becomes its text in `notes`, if any."""
+        """Return the plan with the texts in `notes`, by name, as hints of its active decisions."""
         hints = {d.name: notes[d.name] for d in self.decisions if d.active and d.name in notes}
         if not hints:
             return self
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def worth_measuring(self) -> dict[str, Any]:
-        """Return the values that only a measurement can decide about, by optimization."""
+        """Return the values that only a measurement can judge, by optimization."""
         offered = {decision.name: decision.worth_measuring for decision in self.decisions}
         return {name: value for name, value in offered.items() if value is not None}
 
@@ -93,7 +93,7 @@ class Plan:
         return facts
 
     def active_values(self) -> dict[str, Any]:
-        """Return active values by name; for a decision with `details`, a dict of fields."""
+        """Return the active values by name. The value of a decision with `details` is a dict."""
         values = {decision.name: decision.value for decision in self.decisions if decision.active}
         for decision in self.decisions:
             if decision.active and decision.details:
@@ -177,7 +177,7 @@ def precision_of(plan: Plan) -> str:
 
 
 def together(plans: Sequence[Plan]) -> Plan:
-    """Return one plan for several models; prefer an active decision, then one not declined."""
+    """Return one plan for several models. Prefer active decisions; avoid declined decisions."""
     ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)  # trained models first
     decisions = [
         min(of_each, key=lambda decision: (not decision.active, decision.declined))

@@ -1,4 +1,4 @@
-"""The contexts of this process, by model: applied plans, and plans in measured blocks.
+"""Register the contexts of this process by model, for applied plans and for measured blocks.
 
 The dicts are global, because a plan acts wherever its model is used. Their keys are ids, because
 models may define `==`. Only `plans/context.py` changes the dicts.
@@ -22,7 +22,7 @@ CHANGES = Listeners()
 
 
 def key_of(model: torch.nn.Module) -> int:
-    """Return the key of a model; a model and its wrapper share the key, and so one plan."""
+    """Return the key of a model. A model and its wrapper share one key, and therefore one plan."""
     return id(unwrapped(model))
 
 

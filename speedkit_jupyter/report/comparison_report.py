@@ -36,7 +36,7 @@ class Urgent(str):
 
 
 def comparison_report(comparison: Comparison) -> Document:
-    """Return a benchmark's report: the result in one line, the table, and remarks."""
+    """Return a benchmark's report: a headline with the result, the table, and remarks."""
     about = [
         type(line)(f"{record.name}: {line}")  # an Urgent line stays Urgent
         for record in comparison.records
@@ -51,7 +51,7 @@ def comparison_report(comparison: Comparison) -> Document:
 
 
 def _headline(comparison: Comparison) -> str:
-    """Return the headline: the only variant's time, the best gain, or `Nothing is proven …`."""
+    """Return the headline: the best gain, the only variant's time, or `Nothing is proven …`."""
     environment, baseline, best = comparison.environment, comparison.baseline, comparison.best
     rounds = count(len(baseline.times_s), "round")
     where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
@@ -67,7 +67,7 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _nothing(comparison: Comparison) -> str:
-    """Return `Nothing is proven …`; name an unchecked plan, or faster ones with other results."""
+    """Return `Nothing is proven …`, with an unchecked plan or faster plans with other results."""
     text = f"Nothing is proven faster than {comparison.baseline.name}"
     unchecked = [one for one in comparison.records if comparison.verdict(one) == "not checked"]
     if unchecked:
@@ -79,7 +79,7 @@ def _nothing(comparison: Comparison) -> str:
 
 
 def describe_gain(gain: Ratio, baseline: str) -> str:
-    """Return `1.23× as fast as baseline`, with the interval or, if unbounded, the round count."""
+    """Return `1.23× as fast as baseline`, with the interval if it is bounded."""
     fast = f"as fast as {baseline}"
     if not gain.is_bounded:
         return f"about {ratio(gain.median)} {fast} in {count(gain.pairs, 'round')}"
@@ -96,7 +96,7 @@ def comparison_table(comparison: Comparison) -> elements.Table:
     for record in comparison.records:
         gain, memory = comparison.ratio(record), record.memory
         if gain is not None and (not gain.is_bounded or record.same_as_baseline):
-            gain = None  # too uncertain to show, or 1 by definition
+            gain = None  # the gain is too uncertain to show, or 1 by definition
         times_s = [] if record.failure else comparison.times_s(record)
         cells = {
             "median": seconds(median(times_s)) if times_s else "",
@@ -136,7 +136,7 @@ def _of_tokens(record: Record) -> tuple[str, str, str]:
 
 
 def latency_lines(comparison: Comparison, names: Collection[str]) -> Iterator[str]:
-    """Yield a line with token times, and the 99th percentile if limited, per variant in `names`."""
+    """Yield a line for each variant in `names`: token times and, if limited, 99th percentile."""
     limit_s = comparison.at_most_s
     for record in comparison.records:
         if record.name not in names or not record.times_s:
@@ -154,7 +154,7 @@ def latency_lines(comparison: Comparison, names: Collection[str]) -> Iterator[st
 
 
 def _accuracy(accuracy: Accuracy | None) -> str:
-    """Return the accuracy cell's text: the verdict, or a known error; empty for None."""
+    """Return the text of the accuracy cell, such as `as exact` or `rounding 1e-05`."""
     if accuracy is None:
         return ""
     error, verdict = accuracy.output_error, accuracy.verdict
@@ -248,7 +248,7 @@ def _given_up(record: Record) -> str:
 
 
 def _legend(comparison: Comparison) -> Iterator[str]:
-    """Yield remarks about the whole benchmark, such as rounds left out or unrestorable state."""
+    """Yield remarks about the whole benchmark, such as omitted rounds or unrestorable state."""
     if comparison.dropout_off:
         yield "Dropout was off in the accuracy check: each kernel draws other masks."
     reasons = {
@@ -266,7 +266,7 @@ def _legend(comparison: Comparison) -> Iterator[str]:
 
 
 def timing_report(timing: Timing) -> Document:
-    """Return a cell's report: median, interval, `%timeit`'s numbers; without runs, a headline."""
+    """Return a timed cell's report: the median, its interval, and the numbers of `%timeit`."""
     runs = f"{count(timing.repeat, 'run')}, {count(timing.loops, 'loop')} each"
     if not timing.all_runs:
         return Document(f"Nothing was timed ({runs})")

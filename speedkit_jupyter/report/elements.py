@@ -1,4 +1,4 @@
-"""The elements of reports as data: tables, meters, code and pictures; `rendering` shows them."""
+"""Describe the elements of reports as data: tables, meters, code and pictures."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ AS_BEFORE = "Model, optimizer and random state are as before."
 
 
 class TableCell(str):
-    """A table cell with a format for HTML; text output only marks a `changed` cell, with a ●.
+    """A table cell with a format for HTML. In text output, only a `changed` cell gets a mark, ●.
 
-    `code` makes a cell monospaced, `hint` is a tooltip, `share` (0 to 1) is the length of a bar
+    `code` makes a cell monospaced, `hint` is a tooltip, and `share` (0 to 1) is the length of a bar
     behind the text. Of `code`, `hint` and `changed`, HTML uses only the first that is set.
     """
 
@@ -41,7 +41,7 @@ class Table:
 
     Columns in `numbers` are right-aligned; columns in `wraps`, and the last column, may wrap. Text
     output drops `optional` columns, beginning with the last, until the table fits on the page. The
-    last column of a table keeps `least_last` characters, or fewer if its cells are shorter.
+    last column keeps `least_last` characters, if its cells are that long.
     """
 
     columns: tuple[str, ...]
@@ -86,7 +86,7 @@ class CodeBlock:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture; `png` draws it as PNG when HTML is made, and `text` is the alternative text."""
+    """A picture: `png()` returns its PNG bytes, and `text` is its alternative text."""
 
     png: Callable[[], bytes]
     text: str
@@ -111,5 +111,5 @@ class Section:
 
 
 def banner(line: str) -> str:
-    """Return a line as a leading sentence: `The machine was busy. `; empty for an empty line."""
+    """Return a line as a sentence before a headline, such as `The machine was busy. `."""
     return line and f"{line[:1].upper()}{line[1:]}. "

@@ -56,7 +56,7 @@ def values_text(values: Mapping[str, Any] | Iterable[Decision]) -> str:
 def plan_report(
     made: Plan | SpeedContext, name: str = "model", found: Tuning | None = None
 ) -> Document:
-    """Return a report of a plan's decisions and reasons; for a context, also changes and notes."""
+    """Return a report of a plan's decisions. For a context, add the changes and notes."""
     if isinstance(made, SpeedContext):
         table = decision_table(made.plan, on=WAS_ON if made.restored else ON)
         content = [table, worth_measuring(made.plan, found), _changed(made), _notes(made)]
@@ -70,8 +70,8 @@ def applied_report(
 ) -> Document:
     """Return the report of `apply`: decisions, edits that the user's loop needs, and changes.
 
-    `name` is the model's expression, `variable` the context's variable, `names` the notebook's
-    variables; `lines` are further lines.
+    `name` is the model's expression, `variable` the context's variable, and `names` has all
+    variables of the notebook. `lines` are appended.
     """
     plan = context.plan
     again = "`--rules` applies the plan by rules, `%%speedbench --tune` searches again."
@@ -145,14 +145,14 @@ def decision_table(
 
 
 def outcome(decision: Decision, on: tuple[str, Tone] = ON) -> tuple[str, Tone]:
-    """Return a decision's state (a sign and words) and tone; `on` is for active decisions."""
+    """Return a decision's state, such as `○ as is`, and its tone. Active decisions get `on`."""
     if decision.active:
         return ("◐ replaced", "plain") if decision.declined and on == ON else on
     return ("✕ declined", "bad") if decision.declined else ("○ as is", "quiet")
 
 
 def worth_measuring(plan: Plan, found: Tuning | None = None) -> str:
-    """Return a line about the tuning result `found`, else about values to measure; maybe empty."""
+    """Return a line about the tuning result `found` or, without one, about values to measure."""
     if found is None:
         offer = f"Worth measuring here: {values_text(plan.worth_measuring)}: `%%speedbench --tune`"
         return offer if plan.worth_measuring else ""
@@ -266,7 +266,7 @@ def panel_report(
 
 
 def _marked(preview: Preview, one: Decision, state: str) -> tuple[str, str]:
-    """Return a decision's state and value; mark changes by Apply: `→ on`, `→ off`, `● bf16`."""
+    """Return a decision's state and value, marked if Apply would change them: `→ on`, `● bf16`."""
     now, value = preview.applied.plan if preview.applied else None, word(one.value)
     was_on = now is not None and now[one.name].active
     if (one.active, one.value) != (was_on, now[one.name].value if now else one.value):
@@ -286,7 +286,7 @@ def code_report(
     model: torch.nn.Module | None = None,
     names: Mapping[str, Any] | None = None,
 ) -> Document:
-    """Return a plan's code; `name` is the model's expression, `names` the notebook's variables."""
+    """Return a plan as code. `name` is the model's expression, `names` the notebook's variables."""
     text = code(plan, form, optimizers, model=model, name=name, names=names)
     titles = {"torch": "plain PyTorch", "transformers": "Transformers", "yaml": "a config"}
     title = titles.get(form, f"a script for {form}")

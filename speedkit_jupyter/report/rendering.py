@@ -1,4 +1,4 @@
-"""Render reports as text and HTML, and their figures as PNG, for all front ends.
+"""Render reports as text and HTML, and their figures as PNG.
 
 The HTML sets no text color. Its styles are inline, because several front ends drop style sheets.
 """
@@ -30,7 +30,7 @@ BREAKS = r"([ \n]+)|(?<=\+)|(?<=,)(?=[a-z])"
 class Document:
     """A report: a headline, `content` (sections or bare bodies), and plain values in `data`.
 
-    If `is_brief`, HTML collapses folded sections, and text replaces each untitled one by a line.
+    If `is_brief`, HTML collapses folded sections; text shows one line for each without a title.
     """
 
     headline: str
@@ -102,7 +102,7 @@ def table(found: elements.Table, width: int) -> str:
 
 
 def _widths(found: elements.Table, width: int) -> list[int] | None:
-    """Return the widths of the columns in characters; None if an optional column must go."""
+    """Return the columns' widths in characters, or None if an optional column must be dropped."""
     columns = list(zip(found.columns, *(row.cells for row in found.rows), strict=True))
     widths = [max(map(len, cells)) for cells in columns]
     least = list(widths)
@@ -148,7 +148,7 @@ TONE_STYLES = {
     "quiet": "opacity:.72;",
 }
 FRAME = "max-width:84em;line-height:1.45;font-size:13px;margin:4px 0"
-# Digits of equal width, so that columns keep their places when a table is redrawn.
+# All digits get the same width, so that columns don't move when a table is redrawn.
 FIGURES = "font-variant-numeric:tabular-nums"
 TABLE = f"border-collapse:collapse;margin:2px 0;font-size:13px;color:inherit;{FIGURES}"
 CELL = "padding:3px 10px 3px 0;vertical-align:top;border:0;"

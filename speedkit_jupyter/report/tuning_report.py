@@ -23,7 +23,7 @@ MOST_SHOWN = 5
 
 
 def tuning_report(tuning: Tuning) -> Document:
-    """Return a search's report: answer, first plans and next command; the rest is folded."""
+    """Return a search's report: the answer, the best plans and the next command; fold the rest."""
     parts = [(name, ratio(r.median), between(r.low, r.high)) for name, r in tuning.parts()]
     plans = _plans(tuning)
     apply, *others = _next_steps(tuning) or [""]
@@ -60,7 +60,7 @@ def _plans(tuning: Tuning) -> list[elements.Row]:
             speedups[name] = elements.BLANK if row.is_vague else str(found)
             medians[name] = 0.0 if row.is_vague else found.median
             ranks.setdefault(name, -found.median)
-            # The reason in `rejected` may be from an earlier race, with an outdated number.
+            # The reason in `rejected` may quote an outdated number of an earlier race.
             verdicts[name] = why.replace(f": {found}", "")
         verdicts.setdefault(name, why)
     verdicts |= answer
@@ -90,9 +90,9 @@ def _next_steps(tuning: Tuning) -> list[str]:
 
 
 def _answer(tuning: Tuning) -> str:
-    """Return the headline: the winner's gain, the likely plan, or why none won; and the time."""
+    """Return the headline: the winner's gain or why no plan won, and the time of the search."""
     took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
-    if tuning.seconds and tuning.compiling_s >= 0.5:  # less is not worth mentioning
+    if tuning.seconds and tuning.compiling_s >= 0.5:  # a shorter time is not worth mentioning
         took += f", {seconds(tuning.compiling_s)} of them compiling"
     if not tuning.helped and tuning.unclear:
         return f"{'Likely' if tuning.likely else 'Could not decide'}: {tuning.unclear} ({took})"
@@ -131,7 +131,7 @@ def _learned(entry: Kept) -> tuple[str, ...]:
 
 
 def cache_report() -> Document:
-    """Return a report of the folder and size of compiled code, or why no code is stored."""
+    """Return a report of the compiled code's folder and size, or why no code is stored."""
     try:
         folder, used = compile_cache.trusted().parent, size(compile_cache.size_bytes())
     except SpeedKitError as error:

@@ -29,13 +29,13 @@ PAGES = {
     "graph break": "graph_break", "recompile": "recompile", "fall-back": "recompile",
     "has no kernels": "no_kernels",
 }  # fmt: skip
-# A message begins a text, or follows a sign, a number or the name of a variant.
+# Matches a message at the start of a text, or after a sign, a number or a variant's name.
 MESSAGE = re.compile(rf"(^|: |[✕×] |\d )({'|'.join(PAGES)})(?=s?(?![\w-]))", re.IGNORECASE)
 LINK = "color:inherit;text-decoration:underline dotted;text-underline-offset:3px"
 
 
 def verdict_text(comparison: Comparison, record: Record) -> str:
-    """Return the verdict in words for users; above SLOWER_BELOW, "slower" is "no gain"."""
+    """Return the verdict in words for users. A variant that is hardly slower has "no gain"."""
     verdict, gain = comparison.verdict(record), comparison.ratio(record)
     if verdict in ("slower", "same") and gain is not None and gain.median > SLOWER_BELOW:
         return NO_GAIN
@@ -52,7 +52,7 @@ def project_urls() -> dict[str, str]:
 
 
 def linked(html: str) -> str:
-    """Return the HTML with its first message as a link, if the package has a documentation URL."""
+    """Turn the first message in the HTML into a link, if the package has a documentation URL."""
     site = escape(project_urls().get("Documentation", ""))
     start = rf'\1<a href="{site}docs/messages/{{}}.html" target="_blank" rel="noopener"'
     link = rf'{start} style="{LINK}">\2</a>'

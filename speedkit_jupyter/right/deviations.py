@@ -1,4 +1,4 @@
-"""Measure the deviations of tensors from a reference: norm, scale and bias, in float64 if needed.
+"""Measure how far tensors deviate from a reference: norm, scale and bias.
 
 Rounding errors scatter: they hardly scale a tensor (`scale`) or shift it (`bias`).
 """
@@ -28,9 +28,9 @@ LEAST_GRADIENT = 1e-12
 class Deviation(NamedTuple):
     """The relative deviation of a tensor from its reference.
 
-    `distance` is the norm of the difference ÷ the reference's norm, `scale` the absolute
-    regression coefficient of the difference on the reference, `bias` the absolute mean difference ÷
-    the reference's root mean square.
+    `distance` is the norm of the difference ÷ the norm of the reference. `scale` is the absolute
+    coefficient in a regression of the difference on the reference. `bias` is the absolute mean
+    difference ÷ the root mean square of the reference.
     """
 
     distance: float = 0.0
@@ -66,7 +66,7 @@ class Sums(NamedTuple):
         return Deviation(math.sqrt(self.off / square), abs(self.product) / square, bias)
 
     def along(self, way: float, dtype: torch.dtype) -> Sums:
-        """Return sums of the difference minus rounding, with `way` as the norm of the reference."""
+        """Return sums that compare the difference, minus rounding, with a change of norm `way`."""
         if not math.isfinite(self.off):
             return self
         # Differences of up to four eps of the dtype (at least float32's) are roundings.
@@ -80,7 +80,7 @@ def total(parts: Sequence[Sums]) -> Sums:
 
 
 def sums(pairs: Sequence[Pair]) -> list[Sums]:
-    """Return the sums of each pair, computed on its device; transfers combine all pairs."""
+    """Return the sums of each pair, computed on the pair's device, and transferred together."""
     found = [Sums(max(0 if one is None else one.numel() for one in pair)) for pair in pairs]
     left = [i for i, pair in enumerate(pairs) if found[i].size and pair[0] is not pair[1]]
     # float32 takes a thirtieth of float64's time and is precise enough, but squares may overflow.
@@ -97,7 +97,7 @@ def sums(pairs: Sequence[Pair]) -> list[Sums]:
 def _row(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, wide: bool, masked: bool
 ) -> torch.Tensor:
-    """Return a pair's sums, in float64 if `wide` and possible; `masked` skips equal inf and NaN."""
+    """Return a pair's sums. `wide` uses float64 if possible; `masked` skips equal inf and NaN."""
     there = next(one for one in (tensor, reference) if one is not None)
     first, second = (torch.zeros_like(there) if x is None else x for x in (tensor, reference))
     if first.is_complex() or second.is_complex():
@@ -126,9 +126,9 @@ def _of_piece(
 
 
 def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
-    """Return deviations of gradients or state changes, relative to at least LEFT_OF_ZERO × RMS.
+    """Return the deviation of each gradient or state change, relative to its reference.
 
-    A tensor that is almost zero in its module is compared with the module's root mean square.
+    A reference that is almost zero in its module is replaced by the module's root mean square.
     """
     mean = total([*parts.values()]).mean
     least = max(LEAST_GRADIENT, LEFT_OF_ZERO * mean) if math.isfinite(mean) else 0.0

@@ -1,9 +1,9 @@
-"""Judge a variant's accuracy: exact, rounding or wrong, by the tolerance (limit) of each tensor.
+"""Judge whether a variant computes the same results as the baseline, up to rounding.
 
-A limit is a multiple of a control run's deviation, plus a constant. A control run is the same
-step, rounded to the variant's precision. In 30 networks (MLPs, CNNs, recurrent, transformers), in
-training and evaluation, autocast deviated 0.5 to 1.5 times as much as its control run in every
-output, and up to 6 times in gradients.
+Each tensor's deviation has a limit: a multiple of a control run's deviation, plus a constant. A
+control run is the same step, rounded to the variant's precision. In 30 networks (MLPs, CNNs,
+recurrent networks, transformers), in training and evaluation, autocast deviated 0.5 to 1.5 times
+as much as its control run in every output, and up to 6 times as much in gradients.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from speedkit_jupyter.right.trace import Key, Look, ObservedDifference, Observed
 # If a tensor exceeds its limit by less than this factor, the cause may be the network or the plan.
 # Then the variant is not called wrong, but can't win.
 DOUBT = 2.0
-# The limit of each kind of tensor: a multiple of the control run's deviation, plus a fixed error,
-# plus some roundings, because kernels differ. A ReLU or maximum that rounding switches changed
-# gradients by 2e-2 in fp16; batch statistics of 8 samples changed by 4e-2. "moved" parameters are
-# changed outside of compared optimizer steps: rounding can reverse Adam's first steps.
+# The limit of each kind of tensor is a multiple of the control run's deviation, plus a fixed error,
+# plus a number of roundings. Gradients changed by 2e-2 in fp16 where rounding switched a ReLU or a
+# maximum. Batch statistics of 8 samples changed by 4e-2. "moved" parameters change outside of
+# compared optimizer steps, where rounding can reverse Adam's first steps.
 LIMITS = {
     "output": (3.0, 0.0, 2.0),
     "gradient": (8.0, 2e-2, 16.0),
@@ -34,7 +34,7 @@ LIMITS = {
     "buffer": (8.0, 5e-2, 2.0),
 }
 # Factor for roundings in float32: kernels sum in another order, and each term may add a rounding.
-# (In 30 networks, outputs were off by at most 42 roundings; in a further, small CNN by 120.)
+# In 30 networks, outputs were off by at most 42 roundings. In another small CNN, it was 120.
 TERMS = 512.0
 # A variant is as exact as the baseline with at most twice the baseline's error, plus this.
 AS_EXACT = 1e-6
@@ -68,12 +68,12 @@ class Accuracy:
 
 @dataclass
 class StepJudge:
-    """Judge variants by the trace (recorded values) of the step in float64, or of the baseline.
+    """Judge variants by a trace: the recorded values of the step in float64, or of the baseline.
 
-    `own` has the baseline's differences from float64, `controls` the control runs by precision;
-    `lowered` is the lowest precision of the step's autocast and parameters. `unlike` are values
-    that differ between runs of the baseline. `void` is the reason why nothing can be judged.
-    `drawn` has names of operations that drew random numbers; it is None before the first run.
+    `own` has the baseline's differences from float64. `lowered` is the lowest precision of the
+    step's autocast and parameters. `unlike` has the places of values that differ between runs of
+    the baseline. `void` is the reason why nothing can be judged. `drawn` names the operations that
+    drew random numbers; it is None before the first run.
     """
 
     trace: dict[Key, Look] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class StepJudge:
         self.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
 
     def follows(self) -> bool:
-        """Return whether float64 gives the baseline's shapes and, for fp32, outputs within 2 %."""
+        """Return whether float64 can be the reference: same shapes, fp32 outputs within 2 %."""
         seen = {key for key, _ in self.baseline.rows}
         missing = [key for key, look in self.trace.items() if look.values and key not in seen]
         if missing or not all(row.fits for row in self.own.rows.values()):
@@ -106,7 +106,7 @@ class StepJudge:
         return self.lowered != "fp32" or most <= 0.02
 
     def note_unlike(self, again: ObservedRun) -> None:
-        """Note values that differ in another baseline run. Except in results, floats set `void`."""
+        """Note values that differ in another baseline run. A float outside results sets `void`."""
         for place, row in again.rows.items():
             known = self.own.rows.get(place)
             differs = self._excess(place, row, self.lowered)[0] > 1
@@ -123,8 +123,8 @@ class StepJudge:
     def runs_before_verdict(self, run: ObservedRun, precision: str) -> int:
         """Return the number of runs to add (controls and one baseline run) before judging "wrong".
 
-        Return 2 if the run is broken or a value of 16 or more elements exceeds DOUBT × its limit.
-        Return 6 if only smaller values or deviations exceed limits, maybe by chance; else 0.
+        Return 2 if the run is broken, or a value of 16 or more elements exceeds DOUBT × its limit.
+        Return 6 if chance may explain why limits are exceeded, or 0 if none is exceeded.
         """
         precision = self.judged_in(precision)
         if self.void:
@@ -166,7 +166,7 @@ class StepJudge:
         return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
     def _worst(self, run: ObservedRun, precision: str, least: int = 0) -> tuple[float, str]:
-        """Return the worst deviation ÷ limit, described; skip `unlike`, and sizes below `least`."""
+        """Return the worst deviation ÷ limit, and a description. Skip sizes below `least`."""
         worst = (0.0, "")
         for place, row in run.rows.items():
             times, words = self._excess(place, row, precision)
@@ -193,8 +193,8 @@ class StepJudge:
     ) -> list[tuple[ObservedDifference, float]]:
         """Return the rows of control runs and the baseline that explain the value at `place`.
 
-        Each row has a factor for its deviation. The factor is 1, or 3 if the run has no row at
-        `place`: then the run's last row of this kind and name is used.
+        Each row has a factor for its deviation: usually 1. A run without a row at `place` provides
+        its last row of this kind and name, with the factor 3.
         """
         found = []
         for run in (*self.controls.get(precision, ()), self.own):
@@ -207,7 +207,7 @@ class StepJudge:
     def _broken(self, run: ObservedRun, precision: str, other: bool = False) -> Accuracy | None:
         """Return a verdict for wrong shapes, dtypes, step counts or non-finite values; else None.
 
-        If a plan changes the model (`other`), weights may have other shapes, results other dtypes.
+        If the plan changes the model (`other`), weights may change shape, and results their dtype.
         """
         steps, unfit = self._other_steps(run), {} if run.diverged else self._unfit(run)
         if other:
@@ -319,7 +319,7 @@ def beyond_limit(
     known = control or Deviation(*[8 * unit(precision)] * 3)  # a typical deviation
     if known.distance >= 1:  # rounding alone changes the tensor by its own size
         return 0.0, ""
-    # A control may have no scale or bias by chance, so its distance, spread over the elements,
+    # A control run may have no scale or bias by chance. So its distance, spread over the elements,
     # counts too. 64 elements count as one error: in a row or channel they may share a rounding.
     spread = known.distance * min(1.0, math.sqrt(64 / max(size, 1)))
     # Normalization divides a scattered signal by sqrt(1 + distance**2): about 1 + distance**2 / 2.

@@ -1,8 +1,8 @@
-"""Watch steps: the first runs record a trace of values; later runs are compared with it.
+"""Watch runs of a step: the first runs record a trace of values for comparison with later runs.
 
-A compared run yields a few numbers per tensor. Before the first steps of each optimizer, gradients
-are compared with the trace's gradients and replaced by them. Up to rounding, parameters then move
-alike in every precision, even in Adam's first step, which depends mostly on gradients' signs.
+Before the first steps of each optimizer, gradients are compared with the trace's gradients, and
+then replaced by them. Parameters therefore change alike in every precision, up to rounding. This
+matters in Adam's first step, which depends mostly on the signs of gradients.
 
 | run | arithmetic | trace | gradients | ends |
 | --- | --- | --- | --- | --- |
@@ -41,8 +41,8 @@ from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.watching import Watcher, unwatched
 from speedkit_jupyter.torchglue.storage import is_in_memory, plain
 
-# Gradients are compared and replaced in this many steps of each optimizer. The first step starts
-# from the user's state, the second from its result. Each adds a copy of parameters to the trace.
+# Gradients are compared and replaced in this many steps of each optimizer: one from the user's
+# state, and one from the state after it. Each step adds a copy of the parameters to the trace.
 FOLLOWED = 2
 CACHE = "past_key_values"
 # Keyword arguments with these words in their names hold no tokens, and are not compared.
@@ -86,7 +86,7 @@ class Observer(Watcher):
 
     def __post_init__(self) -> None:
         # The current place in the step.
-        self._calls = 0  # model calls since the last optimizer step or the start of this call
+        self._calls = 0  # model calls since the last optimizer step or the start of the step's call
         self._depth = 0  # depth of nested optimizer steps
         self._within = 0  # number of optimizer steps inside the current backward pass
         self._tag = ""  # names an optimizer in a backward pass by its first parameter
@@ -106,7 +106,7 @@ class Observer(Watcher):
             self._name(parameter)
         self._numbers: Counter[tuple[int, int, str, str]] = Counter()
         held = (self._parameters | self._all("buffers")) if self.kind.extends else {}
-        # Changes are relative to initial buffers and to last compared (or initial) parameters.
+        # Changes are measured from the initial buffers, and from the parameters compared last.
         self._seen = {n: _copy(v) for n, one in held.items() if (v := plain(one)) is not None}
         for gradient in map(self._gradient, self._parameters.values()):
             if gradient is not None and is_in_memory(gradient):
@@ -190,7 +190,7 @@ class Observer(Watcher):
                 raise Enough
             return
         self._stepped |= set(names)
-        # After a backward pass a closure counts as empty, as in Lightning's manual optimization.
+        # A closure after a backward pass counts as empty, as in Lightning's manual optimization.
         self._in_closure = with_closure and not self._is_fresh and not self._in_backward
         self._led = self._led and not self._in_closure  # closures need gradients
         if not self._in_closure:
@@ -219,7 +219,7 @@ class Observer(Watcher):
 
     @unwatched
     def step_ended(self, results: Sequence[Any] | Mapping[str, Any]) -> None:
-        """End a call: compare its results (in order or by name), last gradients and state."""
+        """End a call of the step: compare its results, its last gradients and the state."""
         self.before_zero_grad()
         kind = "result" if self._is_free else "output"
         self._look(kind, leaves(results, "result"), "result")
@@ -286,7 +286,7 @@ class Observer(Watcher):
         return rows.values()
 
     def _stored(self, kind: str, found: Values) -> Look:
-        """Return a Look: copies (floats as float32, which suffices), and norms of state changes."""
+        """Return a Look with copies (floats become float32), and with norms of state changes."""
         values, moved = dict(found), dict[str, Any]()
         for name, value in found.items():
             if value is None or isinstance(value, str):

@@ -1,10 +1,9 @@
-"""Run a step in other arithmetic: in float64 as the reference, or rounded as a control.
+"""Run a step in other arithmetic: in float64 as a reference, or with added rounding errors.
 
-A control run shows the effect of a dtype's rounding on this very network, tensor by tensor. Most
-control runs change results at random by up to one rounding error (Monte Carlo arithmetic: Parker,
-UCLA CSD-970002, 1997). This reveals sums that cancel by symmetry. Only the second run rounds to
-nearest (Veltkamp's splitting: Dekker, Numerische Mathematik 18, 1971), so that equal numbers have
-equal errors.
+A run with added rounding errors is a control: it shows how a dtype's rounding changes each tensor.
+Most controls add random errors of up to one rounding error (Monte Carlo arithmetic: Parker, UCLA
+CSD-970002, 1997), which also affect sums that cancel by symmetry. The second control rounds to
+nearest (Veltkamp's splitting: Dekker, Numerische Mathematik 18, 1971): equal numbers stay equal.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ WIDER = {
     **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),
     torch.complex64: torch.complex128,
 }
-# Count of random numbers, drawn once and reused. It is prime, so that rows or columns of a tensor
-# get different numbers.
+# Number of random numbers, which are drawn once and reused. It is prime, so that rows or columns of
+# a tensor get different numbers.
 STOCK = 262_147
-# A pattern for names of operations that autocast runs in the lower precision.
+# Pattern for the names of operations that autocast runs in the lower precision.
 PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
     r"|convolution|attention|transformer_encoder"
@@ -67,7 +66,7 @@ def parameters_of(holders: Sequence[Any]) -> list[Any]:
 
 
 def each_operation(make: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
-    """Return a context manager in which `make(operation, args, kwargs)` replaces each operation."""
+    """Return a context manager that calls `make(operation, args, kwargs)` for each operation."""
 
     class Mode(private.dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
@@ -88,12 +87,12 @@ def _name_of(operation: Any) -> str:
 
 @contextmanager
 def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
-    """Run the block with `holders`, that is models and optimizers, in float64.
+    """Compute in float64 inside the block, with the models and optimizers in `holders`.
 
-    Inputs of modules, and operands next to float64 operands, become float64, too. At the end the
-    converted tensors get their original memory back; the caller removes the block's gradients.
-    Optimizer state is converted only with `steps`. Raises RuntimeError for over 4 GiB of 16-bit
-    tensors, or a tensor whose memory is released.
+    Module inputs, and operands next to float64 operands, are converted, too. Optimizer state is
+    converted only with `steps`. After the block, the converted tensors have their original memory;
+    the caller must remove gradients. Raises RuntimeError if 16-bit tensors take over 4 GiB, or if
+    a tensor's memory is released.
     """
 
     def call_wide(call: Any) -> Any:  # some layers check the dtype of inputs themselves
@@ -163,8 +162,8 @@ def without_wrappers() -> AbstractContextManager[None]:
 def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
     """Return a context manager in which torch draws random numbers as contiguous float32.
 
-    The numbers are then equal in float64, bf16 and channels_last, but not inside fused kernels (see
-    `draws_inside`). `drawn` gets the names of operations that draw.
+    Equal seeds then give equal numbers in float64, bf16 and channels_last, except inside fused
+    kernels (see `draws_inside`). The names of operations that draw are added to `drawn`.
     """
 
     def make(operation: Any, args: Any, kwargs: Any) -> Any:
@@ -189,7 +188,7 @@ def draws_inside(name: str) -> bool:
 
 
 def _drawn(operation: Any, args: Any, kwargs: Any) -> Any:
-    """Return the operation's result on float32 copies, in the requested or the operands' dtype."""
+    """Draw with float32 copies of the operands; return the result in the expected dtype."""
     floats = [v for v in args if isinstance(v, torch.Tensor) and v.is_floating_point()]
     asked = kwargs.get("dtype") or (floats[0].dtype if floats else None)
     if kwargs.get("dtype") is not None and kwargs["dtype"].is_floating_point:
@@ -214,7 +213,7 @@ def _in_float32(value: Any) -> Any:
 
 @contextmanager
 def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
-    """Disable dropout in the block, because masks differ by kernel; yield whether any was on."""
+    """Disable dropout in the block, because kernels draw different masks; yield if any was on."""
     dropouts: Any = torch.nn.Dropout.__base__
     kinds = (dropouts, torch.nn.MultiheadAttention, torch.nn.RNNBase)
     layers: list[tuple[Any, str, float]] = []
@@ -252,10 +251,11 @@ def noted_autocast() -> Iterator[set[str]]:
 
 
 def rounded(precision: str, number: int = 0, loss_scale: float = 1) -> AbstractContextManager[None]:
-    """Round matrix products, their operands and dependent results to `precision` in the block.
+    """Round matrix products, and results computed from them, to `precision` in the block.
 
-    In fp32, all results are rounded to 20 bits. Run `number` 1 rounds to nearest, others at random.
-    In fp16, add noise of up to half the smallest subnormal (÷ `loss_scale` in backward passes).
+    With fp32, all results are rounded, to 20 bits. If `number` is 1, round to nearest, otherwise at
+    random. With fp16, also add noise of up to half the smallest subnormal; in backward passes, this
+    noise is divided by `loss_scale`.
     """
     return each_operation(_Rounding(precision, number, loss_scale).make)
 
@@ -295,7 +295,7 @@ class _Rounding:
         return result
 
     def _is_low(self, name: str, args: Any) -> bool:
-        """Return whether all tensor operands are in low precision; in fp32, whether any exist."""
+        """Return whether all tensor operands are in low precision; for fp32, whether any exist."""
         tensors = [tensor for tensor in _tensors(args) if tensor.dim() or tensor.numel() > 1]
         if any(part in name for part in BY_FIRST_OPERAND):
             tensors = tensors[:1]
@@ -336,7 +336,7 @@ def _is_dense(value: Any) -> bool:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    """Return the float32 and float64 tensors in nested values; for sparse tensors, the values."""
+    """Return the float32 and float64 tensors in nested values; for sparse tensors, their values."""
     leaves = [one for one in private.tree_leaves(values) if isinstance(one, torch.Tensor)]
     for at, tensor in enumerate(leaves):
         if tensor.layout is torch.sparse_coo:

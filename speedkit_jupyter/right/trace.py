@@ -1,4 +1,4 @@
-"""Record the values at each moment of a step, as a trace, and other runs' differences from it."""
+"""Compare the values that runs of a step compute with the values of a recorded run, the trace."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ MOVES = ("parameter", "moved", "buffer")
 # A moment of a step: call, optimizer steps so far, kind of comparison, tag, running number.
 Key = tuple[int, int, str, str, int]
 Values = dict[str, Any]
-# Inputs and outputs of 2 × MOST_ELEMENTS or more are compared by an evenly spaced sample.
+# Inputs and outputs with 2 × MOST_ELEMENTS or more are compared by an evenly spaced sample.
 MOST_ELEMENTS = 2**20
 SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 
 
 @dataclass
 class Look:
-    """The values recorded at one moment; `ways` has norms of state changes up to this moment."""
+    """The values at one moment; `ways` has the norm of each state tensor's change so far."""
 
     values: Values
     ways: dict[str, float] = field(default_factory=dict)
@@ -41,12 +41,12 @@ class Look:
 
 @dataclass(frozen=True)
 class ObservedDifference:
-    """The difference of a value from the trace; `fits` is False for missing values or wrong shapes.
+    """The difference between a run's value and the trace's value.
 
-    `error` is the deviation of floats. `count` integers differ, by at most `most`; `largest` is the
-    trace's largest magnitude, `first` the first differing index in the last dimension. Text has the
-    size 0, and `count` 1 if it differs. Rows of kind `result` come after differing tokens or
-    uncompared optimizer steps. Their floats are not judged, and their integers are judged loosely.
+    `fits` is False for a missing tensor or another shape. Floats have an `error`. Of integers,
+    `count` differ, by at most `most`; `largest` is the trace's largest magnitude, and `first` the
+    first differing index in the last dimension. Text has size 0, and `count` 1 if it differs.
+    Floats of kind `result` (after differing tokens or uncompared optimizer steps) are not judged.
     """
 
     kind: str
@@ -64,10 +64,10 @@ class ObservedDifference:
 
 @dataclass
 class ObservedRun:
-    """The differences of a few calls of the step from the trace.
+    """The differences between a run, which is a few calls of the step, and the trace.
 
-    `steps` counts optimizer steps; `ends` has the count at the end of each call. A run has
-    `diverged` if a model got other integers than in the trace, such as tokens that are fed back.
+    `steps` counts optimizer steps; `ends` has the count at the end of each call. `diverged` is True
+    if a model got other integers than in the trace, such as other generated tokens.
     """
 
     rows: dict[tuple[Key, str], ObservedDifference] = field(default_factory=dict)
@@ -82,9 +82,9 @@ class ObservedRun:
 
 
 def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedDifference]:
-    """Return each value's difference from the trace's values at this moment (`look`), by name.
+    """Return the differences of `found` from the trace (`look`), by name.
 
-    Several gradients get another row for all of them, named "". Without `look`, only text fits.
+    With several gradients, the row "" compares all together. Without `look`, only text fits.
     """
     expected = found if look is None else look.values
     rows, pairs = dict[str, ObservedDifference](), dict[str, Any]()
@@ -116,7 +116,7 @@ def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedD
 
 
 def _form(kind: str, mine: Any, theirs: Any, is_known: bool) -> ObservedDifference:
-    """Return a row that compares shapes, text and integers; `compared` adds the floats' results."""
+    """Compare shapes, text and integers; `compared` adds the comparison of floats."""
     if isinstance(mine, str) or isinstance(theirs, str):  # missing text counts as another text
         return ObservedDifference(kind, count=int(mine != theirs))
     tensors = [one for one in (mine, theirs) if one is not None]
@@ -146,10 +146,10 @@ def is_exact(value: Any) -> bool:
 
 
 def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
-    """Return the comparable parts of a value, by location; `name` is the value's name.
+    """Return the comparable parts of a nested value, by location; `name` is the value's name.
 
     Tensors are detached, and large tensors sampled. Python's floats and complex numbers become
-    pairs (real, imaginary). Integers become int64 tensors in main memory, other parts text.
+    pairs (real, imaginary). Integers become int64 tensors on the CPU. Other parts become text.
     """
     found: dict[str, torch.Tensor | str] = {}
     _search(found, value, name, depth=8)  # deeper nesting is not searched

@@ -1,8 +1,8 @@
-"""Compare variants, in untimed steps, with a trace of the step's values in float64.
+"""Check variants: compare the values of untimed steps with a trace, computed in float64.
 
-`right/observer.py` lists the kinds of runs; each starts from the user's state. The baseline's run
-completes the trace, or records all of it if float64 fails. If needed, another baseline run shows
-whether the step is deterministic. Control runs show the effect of rounding.
+Each run starts from the user's state; `right/observer.py` lists the kinds of runs. A baseline run
+completes the trace, or records all of it if float64 fails. A second baseline run may show whether
+the step is deterministic. Control runs show the effect of rounding.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from speedkit_jupyter.torchglue.storage import is_plain
 
 
 def _is_compiled(runner: Runner) -> bool:
-    """Return whether the plan or user compiles a model: it then draws other random numbers."""
+    """Return whether the plan or user compiles a model: compiled code draws other numbers."""
     parts = [part for model in runner.step.models for part in model.modules()]
     by_user = any(calls.is_compiled(part) or hasattr(part, COMPILED_CHILD) for part in parts)
     return runner.record.is_compiled or by_user
 
 
 class AccuracyCheck:
-    """Compare a few calls of the step under each variant with the trace."""
+    """Run a few calls of the step under each variant, and compare their values with the trace."""
 
     def __init__(self, first: Runner, pool: Pool) -> None:
         self._first = first
@@ -51,8 +51,8 @@ class AccuracyCheck:
     ) -> Generator[Progress, None, bool]:
         """Check the variants that the policy selects, and record their accuracy.
 
-        The first check ignores the budget if its variant is faster, or in a proof. Other faster
-        variants get "not checked" if time is short. Returns whether checks disabled dropout.
+        The first check ignores the budget in a proof, or if its variant is faster. If time is
+        short, other faster variants get "not checked". Returns whether checks disabled dropout.
         """
         first, by_name, is_first = self._first, {one.record.name: one for one in runners[1:]}, True
         needed_s = (costs.REFERENCE + costs.CHECKED) * first.usual_s
@@ -133,7 +133,7 @@ class AccuracyCheck:
         if not judge.follows():
             trace = {}
             judge.begin(trace, self._run(observer.BASELINE_RUN, first, trace=trace), set(), lowered)
-        if not judge.own.rows:  # no other comparison has shown that the step is deterministic
+        if not judge.own.rows:  # the float64 run has not shown that the step is deterministic
             judge.note_unlike(self._run(observer.COMPARED_RUN, first))
         if not all(row.is_finite for row in judge.baseline.rows.values()):
             judge.void = "the step itself computes non-finite numbers"
@@ -144,8 +144,8 @@ class AccuracyCheck:
         if len(runs) < most:
             wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
             around: Surrounding = partial(reference.rounded, precision, len(runs), runner.scale())
-            # First try a run that copies the trace's parameters instead of stepping optimizers: a
-            # step in float64 takes as long as the rest of the run. After an error, step optimizers.
+            # The first kind copies the trace's parameters instead of stepping optimizers: a step in
+            # float64 takes as long as the rest of the run. After an error, optimizers are stepped.
             for kind in (observer.LED_CONTROL_RUN, observer.CONTROL_RUN):
                 with suppress(Exception):
                     given = [*self._plain(kind, wide), around]

@@ -1,8 +1,8 @@
-"""The benchmark: time variants of one step in shuffled rounds, and restore the user's state.
+"""Time variants of one step in shuffled rounds, and restore the user's state.
 
-`Benchmark.run` has the phases in order. A `Runner` has one variant: its plan, its warm state and
-its record. A `Pool` has the runners and the copy of the user's state, and warms the variants up.
-Benchmarks of a search share a pool. A `Sampler` times rounds; an `AccuracyCheck` checks results.
+`Benchmark.run` has the phases in order. A `Runner` runs one variant. A `Pool` warms up the runners,
+and has the copy of the user's state; all benchmarks of a search share a pool. A `Sampler` times
+rounds. An `AccuracyCheck` checks the values that variants compute.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 class Benchmark:
     """Measure a step under several variants: drain `run()`, then read `result()`.
 
-    `budget_s` limits the seconds, not counting compiling and `accuracy` (default: 10, or more for
-    long steps). Benchmarks of a search share a `pool`; `within` is the search's budget. A variant
-    with a 99th percentile above `at_most_s` can't win. Raises StepError for unmeasurable steps.
+    `budget_s` limits the seconds, without compiling and `accuracy` (default: 10, or more for long
+    steps). A search passes its `pool`, and its budget as `within`. A variant can't win if its 99th
+    percentile is above `at_most_s`. Raises StepError if the step can't be measured.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Benchmark:
 
 @cache
 def meters() -> tuple[Callable[[Sequence[Runner], Budget], Iterator[Progress]], ...]:
-    """Return the functions of extras that take further measurements in untimed steps."""
+    """Return the measuring functions of installed extras, which run untimed steps."""
     return tuple(meter for every in provided("METERS") for meter in every)
 
 
@@ -192,9 +192,9 @@ class NamedAccuracy:
     function: Callable[..., object]
 
     def number(self, step: Step) -> float:
-        """Return the function's number for the models; a function of one argument gets the model.
+        """Call the function, with the model if it takes one argument, and return its number.
 
-        Raises StepError if it takes other arguments, fails, or returns no finite number.
+        Raises StepError if the function needs other arguments, fails, or gives no finite number.
         """
         needed, models = arguments_of(self.function), step.models
         if needed > 1 or (needed and len(models) != 1):
@@ -240,14 +240,14 @@ def benchmark(
     """Measure `step()` under several variants in shuffled rounds; undo the step's changes.
 
     Args:
-        step: A function without arguments, or `step(ctx)`: `ctx` gets the variant's SpeedContext.
+        step: A function without arguments, or `step(ctx)`: `ctx` is the variant's SpeedContext.
         variants: Names of plans, the baseline first, as a list or a string with commas. Plans that
             don't fit into the budget are left out; the report says so.
         model: The models that get the plans (default: all that the function's code reaches).
-        optimizer: Their optimizers (default: all that the function's code reaches).
+        optimizer: The models' optimizers (default: all that the function's code reaches).
         budget_s: Seconds for everything but compiling (default: 10, or more if a step is long).
-        accuracy: A function that returns a number to show for each variant, to judge plans that
-            change the model's results, such as int8. Its time is not part of the budget.
+        accuracy: A function that returns a number, which is shown for each variant. Use it to judge
+            plans that change results, such as int8. Its time is not part of the budget.
 
     Returns:
         A Comparison: a record for each variant, with its ratio to the baseline and a verdict.

@@ -15,23 +15,23 @@ from speedkit_jupyter.torchglue import dynamo
 DEFAULT_BUDGET_S = 10.0
 # `Budget.allows` refuses work that would end after this multiple of a budget of 1 s or more.
 LATEST = 1.1
-# Imports, copies and checks of the shortest step take about a second. A smaller budget is minimal:
-# short steps are still warmed up and checked.
+# Even for the shortest step, imports, copies and checks take about a second. A smaller budget is
+# called minimal: short steps are still warmed up and checked.
 OVERHEAD_S = 1.0
-# Cost of checks as a number of baseline steps, measured on an MLP with 12 million weights.
-# REFERENCE: a call in float64 and two observed calls. CHECKED: two variant calls or a rounded call.
+# Costs of checks in baseline steps, measured on an MLP with 12 million weights. REFERENCE is for a
+# call in float64 and two observed calls, CHECKED for two calls of a variant or one rounded call.
 REFERENCE, CHECKED = 7, 3
 CHECK_STEPS = REFERENCE + 2 * CHECKED
-# Seconds that the check of a variant takes in addition to its steps.
+# Seconds that the check of a variant takes in addition to the steps.
 CHECK_S = 0.1
 # The seconds that a verdict needs depend on noise, so the text names no number.
 LONGER_BUDGET = "a longer --budget may settle it"
 
 
 class Budget:
-    """The time budget of a measurement in seconds, from `begun_s` (default: now) on the clock.
+    """A time budget in seconds that starts at the clock time `begun_s` (default: now).
 
-    `reserved_s` is kept for work at the end. `allows` also respects the outer budget `within`.
+    `reserved_s` seconds are kept for work at the end. `allows` respects the outer budget `within`.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class Budget:
 
     @property
     def is_minimal(self) -> bool:
-        """Return whether the outermost budget, or the only one, is below OVERHEAD_S."""
+        """Return whether the outermost budget is below OVERHEAD_S."""
         return self.seconds < OVERHEAD_S if self.within is None else self.within.is_minimal
 
     def allows(self, seconds: float) -> bool:
         return seconds <= self.room_s
 
     def exclude(self, seconds: float) -> None:
-        """Exclude seconds from this budget and from its outer budgets."""
+        """Don't count these seconds in this budget and its outer budgets."""
         self.excluded_s += max(seconds, 0.0)
         if self.within is not None:
             self.within.exclude(seconds)
@@ -86,7 +86,7 @@ class Budget:
 
     @contextmanager
     def compiling_excluded(self, usual_s: float) -> Iterator[None]:
-        """Exclude the time of the block beyond `usual_s` seconds if the block compiles."""
+        """If the block compiles, exclude its time beyond `usual_s` seconds."""
         begun_s, before = clock.now(), graphs()
         try:
             yield

@@ -13,17 +13,16 @@ import psutil
 from speedkit_jupyter.rounds.clock import now
 from speedkit_jupyter.rounds.statistics import SAME, TICK_S
 
-# A machine is never completely idle: delays don't count if they affect up to this share of rounds,
-# or of a step's time. Above this share the machine is busy, and reports say so before any figure.
+# A machine is never completely idle: delays of up to this share of the rounds, or of a step's time,
+# don't count. Above this share, reports say BUSY before any figure.
 SELDOM, BUSY = 0.1, "the machine was busy"
 
 
 class Interruptions:
-    """Measure the possible delay of this process by other processes.
+    """Estimate the longest possible delay of this process by other processes.
 
-    A thread may wait for a core that another process, or another thread of this process, uses.
-    Linux's waiting times include both causes, but the delay by other processes since this object's
-    creation can't exceed their CPU time.
+    Linux counts how long threads waited for a core, but a thread may also wait for other threads of
+    this process. The delay is therefore limited to the CPU time of other processes.
     """
 
     def __init__(self) -> None:
@@ -35,7 +34,7 @@ class Interruptions:
         self._cpu_s, self._waited_s = time.process_time(), waited_s()
 
     def seconds(self, wall_s: float) -> float:
-        """Return the largest possible delay in `wall_s` seconds since `begin()`; 0 if unknown."""
+        """Return the possible delay during the `wall_s` seconds since `begin()`; 0 if unknown."""
         waiting_s = waited_s() - self._waited_s
         # The CPU time ÷ the number of cores is the least wall time without delays.
         least_s = (time.process_time() - self._cpu_s) / _cores()
@@ -53,13 +52,13 @@ class Interruptions:
         return held_up_s * self._share
 
     def others_share(self) -> float:
-        """Return other processes' share of this process's cores since this object's creation."""
+        """Return the share of core time that other processes used since this object's creation."""
         taken_s, elapsed_s = taken_by_others_s() - self._others_s, now() - self._made_s
         return max(taken_s - 0.03, 0.0) / (_cores() * max(elapsed_s, 1e-3))  # 0.03 s: clock ticks
 
 
 def waited_s() -> float:
-    """Return the seconds that this process's threads waited for a core, on Linux; else 0."""
+    """Return the seconds that this process's threads have waited for a core; 0 if not on Linux."""
     waited_ns = 0
     with suppress(OSError):  # another system
         for thread in os.scandir("/proc/self/task"):
@@ -70,7 +69,7 @@ def waited_s() -> float:
 
 
 def taken_by_others_s() -> float:
-    """Return unrelated processes' CPU seconds since boot on this process's cores; 0 if unknown."""
+    """Return the CPU seconds of unrelated processes on our cores since boot; 0 if unknown."""
     times = os.times()
     own_s = time.process_time() + times.children_user + times.children_system
     try:
@@ -95,14 +94,15 @@ def _cores() -> int:
 
 
 def are_interrupted(times_s: Sequence[float], waited_s: Sequence[float]) -> list[bool]:
-    """Return, for each time, whether over 1 % of it may be a delay by other processes."""
+    """Return, for each time, whether other processes may have delayed it by over 1 %."""
     return [waited > SAME * time for time, waited in zip(times_s, waited_s, strict=False)]
 
 
 def held_up(rows: Sequence[tuple[Sequence[float], Sequence[float]]], rounds: str) -> str:
     """Return a sentence about rounds that other programs delayed; empty if few were delayed.
 
-    A row has one variant's times and possible delays in seconds; `rounds` is the sentence's noun.
+    A row has the times of one variant and their possible delays, in seconds. `rounds` is the noun
+    for the sentence.
     """
     if not any(map(any, (waited_s for _, waited_s in rows))):
         return ""

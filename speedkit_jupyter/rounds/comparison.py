@@ -1,4 +1,4 @@
-"""The base class of results with reports, and the records and comparison of a benchmark."""
+"""The results of a benchmark, and the base class of results that have a report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOAD_DECIDES = "threads can't be judged while other processes hold the cores"
 
 
 class Shown:
-    """A result with a report; `REPORT` names the function that makes the report: "module:name"."""
+    """A result with a report. `REPORT` is the function that makes it, as "module:name"."""
 
     REPORT: ClassVar[str]
 
@@ -45,7 +45,7 @@ class Shown:
 
     @hide_internal_frames
     def report(self) -> Any:
-        """Return the report with all details; a notebook shows a result's brief report."""
+        """Return the report with all details. Notebooks and `repr` show a brief report."""
         module, _, function = self.REPORT.partition(":")
         return getattr(import_module(module), function)(self)
 
@@ -79,7 +79,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """The seconds of a step that generates `tokens` tokens: for the prompt, and per token."""
+    """The times of a step that generates text: seconds for the prompt, and seconds per token."""
 
     tokens: int
     prompt_s: float
@@ -89,7 +89,7 @@ class TokenTimes:
 
 @dataclass
 class Record:
-    """The results of one variant; times are seconds per step, in the order of rounds."""
+    """The results of one variant. `times_s` has the seconds per step of each round."""
 
     name: str
     times_s: list[float] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Record:
         self.waited_s.append(waited_s)
 
     def note_warm_up(self, first_call_s: float, settling_s: float = 0.0) -> None:
-        """Record the longest warm-up, because only the first one compiles."""
+        """Record a warm-up; the longest one counts, because only the first one compiles."""
         self.first_call_s = max(self.first_call_s or 0.0, first_call_s)
         self.settling_s = max(self.settling_s, settling_s)
 
@@ -132,9 +132,9 @@ class Record:
 
     @property
     def p99_s(self) -> float | None:
-        """Return the 99th percentile in seconds: of tokens if text is generated, else of steps.
+        """Return the 99th percentile of the seconds per token if text is generated, else per step.
 
-        With fewer than 100 steps, return the slowest; without steps, None.
+        For fewer than 100 steps, this is the slowest step; without steps, None.
         """
         if self.tokens is not None:
             return self.tokens.p99_s
@@ -146,7 +146,7 @@ class Record:
 
     @property
     def why_not_measured(self) -> str:
-        """Return the reason why the variant was left out or dropped; empty without one."""
+        """Return why the variant was left out or dropped; empty if it was not."""
         short = self.notes.get("left out")
         return self.notes.get("dropped") or (f"left out: {short}" if short else "")
 
@@ -160,12 +160,12 @@ class Record:
         return are_interrupted(self.times_s, self.waited_s)
 
     def is_other_model(self, baseline: Record) -> bool:
-        """Return whether plan and baseline change the model differently, so speed can't decide."""
+        """Return whether the plan changes the model unlike the baseline: speed can't decide."""
         return self.changes_model != baseline.changes_model
 
 
 def ratio_of(before: Record, after: Record, error: float) -> statistics.Ratio | None:
-    """Return the speed-up of `after` over `before` in their common rounds; None without any."""
+    """Return the speed-up from `before` to `after` in common rounds; None if there are none."""
     pairs = min(len(before.times_s), len(after.times_s))
     if not pairs:
         return None
@@ -182,7 +182,7 @@ class Comparison(Shown):
     records: tuple[Record, ...]
     environment: dict[str, Any]
     budget_s: float
-    error: float = statistics.ERROR  # probability of a false verdict at this test, in total
+    error: float = statistics.ERROR  # probability of any false verdict at this test
     round_s: float | None = None
     command: str = ""  # the command that repeats the measurement
     skipped_rounds: int = 0
@@ -205,7 +205,7 @@ class Comparison(Shown):
         return max(gains, key=lambda gain: gain[0], default=(0.0, None))[1]
 
     def ratio(self, record: Record) -> statistics.Ratio | None:
-        """Return baseline time ÷ variant time; 1 for equal plans, None if unknown."""
+        """Return baseline time ÷ variant time; 1 if the plans are equal, None if unknown."""
         if record.same_as_baseline:
             return statistics.Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
         if record is self.baseline or record.failure:
@@ -216,7 +216,7 @@ class Comparison(Shown):
         )
 
     def compared(self, before: Record, after: Record, error: float) -> statistics.Ratio | None:
-        """Return `after`'s speed-up, unbounded if `load_decides`; None without common rounds."""
+        """Return `ratio_of` two records, with an unbounded interval if `load_decides`."""
         found = ratio_of(before, after, error)
         return found.unbounded() if found and self.load_decides(before, after) else found
 
@@ -238,7 +238,7 @@ class Comparison(Shown):
         return held_up([(one.times_s, one.waited_s) for one in self.records], "rounds")
 
     def verdict(self, record: Record) -> statistics.Word:
-        """Return the word for a record: "failed", "wrong", "baseline" …, or its ratio's verdict.
+        """Return the verdict on a record, such as "failed", "baseline" or "faster".
 
         Other models, variants above `at_most_s`, and unchecked variants are not called faster.
         """
@@ -270,7 +270,7 @@ class Comparison(Shown):
         return self.baseline.times_s if record.same_as_baseline else record.times_s
 
     def break_even_steps(self, record: Record) -> int | None:
-        """Return the number of steps until compiling saves time; None without gain or compiling."""
+        """Return after how many steps compiling saves time; None without gain or compiling."""
         ratio = self.ratio(record)
         if not record.is_compiled or ratio is None or ratio.median <= 1:
             return None
@@ -315,7 +315,7 @@ class Comparison(Shown):
 
 
 class Progress(NamedTuple):
-    """The progress of a measurement: the `done` share (0 to 1), a text, and the results so far."""
+    """The progress of a measurement: the share `done` (0 to 1), a text, and the results so far."""
 
     done: float
     text: str
@@ -338,9 +338,9 @@ def drained(engine: Engine[R]) -> R:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return device, versions and UTC time of a result, and the number of threads on a CPU.
+    """Return device, versions, UTC time and, on a CPU, the number of threads.
 
-    `planned_for` is the machine of the plans, if they are for another machine.
+    If the plans are for another machine, `planned_for` is that machine.
     """
     hardware, planned_for = Hardware.detect(), Hardware.current().pinned
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -1,4 +1,4 @@
-"""The pool of warm variants: each is planned, and warmed up from the user's state."""
+"""Plan the variants of a step, and warm up each of them from the user's state."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from speedkit_jupyter.step.watching import StepFacts
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
-# Largest share of the budget for all variants' warm-up, without the first step of each variant.
+# Largest share of the budget for the warm-up of all variants, without each variant's first step.
 WARM_UP = 0.05
 
 
 @contextmanager
 def pooled(step: Step, copies: int) -> Iterator[Pool]:
-    """Hide plans, copy the user's state, yield a pool; at the end restore state and plans.
+    """Hide plans, copy the user's state, and yield a pool; at the end restore state and plans.
 
     If the device has no room for `copies` of the state, copies are in main memory. Raises StepError
-    during another measurement, or if another thread trains.
+    during another measurement, or if another thread trains the models.
     """
     heap.settle()
     heap.occupy_free_addresses()
@@ -51,7 +51,7 @@ def pooled(step: Step, copies: int) -> Iterator[Pool]:
 
 @dataclass
 class Pool:
-    """The runners of a step, judged by one trace; `pooled` restores the user's state at the end."""
+    """The runners of a step; `judge` compares their values with one trace."""
 
     step: Step
     guard: MeasurementGuard
@@ -61,10 +61,10 @@ class Pool:
     def baseline(
         self, variants: Sequence[Variant], budget: Budget, around: Surrounding = nullcontext
     ) -> Generator[Progress, None, Runner]:
-        """Warm up the first variant, compare calls if the first call is slow, restore the state.
+        """Warm up the first variant; return its runner, with facts about the step's calls.
 
-        Returns the runner with facts about these calls, such as the work of later calls. The first
-        call runs inside `around()`. A known, warm runner only gets a new record.
+        If the first call is slow, find out whether later calls do less work. The first call runs
+        inside `around()`. The user's state is restored. A warm runner only gets a new record.
         """
         runner, start = self.runner(variants[0]), self.guard.state
         if runner.warm is not None:
@@ -108,11 +108,11 @@ class Pool:
         policy: Policy,
         grows: bool = False,
     ) -> Generator[Progress, None, list[Runner]]:
-        """Plan the other variants and warm each up from the user's state; return all runners.
+        """Plan the other variants, and warm up each from the user's state; return all runners.
 
-        Records note failures and lack of time. Undisturbed variants are not timed if they take over
-        `policy.most_times_slower` times as long as `first`. Once another variant is warm, compiled
-        ones warm up only if their rounds fit into the budget. If `grows`, it may grow to 600 s.
+        Variants are not timed if they fail, don't fit into the budget, or take over
+        `policy.most_times_slower` times as long as `first`; their records say why. If `grows`, the
+        budget may grow to 600 s.
         """
         interruptions = busy_machine.Interruptions()
         # Variants are planned only now, when the optimizers that the step creates are known.
@@ -151,10 +151,10 @@ class Pool:
         return runners
 
     def runner(self, variant: Variant, first: Runner | None = None) -> Runner:
-        """Return a variant's runner: newly planned and cold, or the known runner with a new record.
+        """Return a variant's runner: a new, cold one, or the known one with a new record.
 
-        The plan covers optimizers that the step creates; `first` has their facts. A plan without
-        changes counts as failed if optimizations were declined, else as the same as the baseline.
+        `first` knows the optimizers that the step creates, which the plan covers, too. A plan that
+        changes nothing has failed if optimizations were declined; else it equals the baseline.
         """
         if (known := self.runners.get(variant.name)) is not None:
             return replace(known, record=known.record.anew())
@@ -196,7 +196,7 @@ def working(runners: Sequence[Runner]) -> list[Runner]:
 
 
 def warm(runners: Sequence[Runner]) -> list[Runner]:
-    """Return the working runners with a warm state, from which they can be timed."""
+    """Return the working runners that are warm and can be timed."""
     return [runner for runner in working(runners) if runner.warm is not None]
 
 

@@ -37,7 +37,7 @@ MOST_OVERFLOWS = 30
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
 # A warm-up with more steps than this ends, even if consecutive steps still differ.
 MOST_STEPS = 12
-# Hint if code can't join autocast's results with other tensors, such as a static key-value cache.
+# Hint if code can't combine autocast's results with other tensors, such as a static KV cache.
 MIXED = "; this code needs one dtype, and autocast gives several: model.to(torch.bfloat16) has one"
 # If time is short, variants that are this many times slower in warm-up are left out first.
 LEFT_OUT_FIRST = 2.0
@@ -47,7 +47,7 @@ Surrounding = Callable[[], AbstractContextManager[object]]
 
 @dataclass
 class Runner:
-    """Run a variant; `contexts` has a context per model, `warm` the initial state of each block."""
+    """Run one variant of a step; `contexts` has one context for each model."""
 
     step: Step
     contexts: list[MeasuredContext]
@@ -60,7 +60,7 @@ class Runner:
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
     around: Surrounding = nullcontext
     proof: Callable[[Callable[[], None]], Accuracy] | None = None  # see `Variant`
-    # Fewest bytes that a step requested from the system, by whether freed memory was kept.
+    # Fewest bytes that a step requested from the system; the key is True if freed memory was kept.
     fresh_bytes: dict[bool, int] = field(default_factory=dict)
     has_settled: bool = True  # True if the last step requested nearly the fewest bytes
 
@@ -101,7 +101,7 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """Run one step and return its result; with `rewind`, on the same data as every other step.
 
-        The first call sets `facts.asked`. Raises StepError for awaitable results, or if data ends.
+        The first call sets `facts.asked`. Raises StepError if the result is awaitable or data ends.
         """
         if rewind:
             self.step.rewind()
@@ -116,14 +116,14 @@ class Runner:
         return result
 
     def timed(self) -> float:
-        """Time a step, from `warm` if `repeats.afresh`. Set `has_settled`; return the seconds."""
+        """Time a step, set `has_settled`, return the seconds; first restore `warm` if necessary."""
         if self.facts.repeats.afresh and self.warm is not None:
             self.warm.restore()
         before, is_kept = heap.fresh_bytes(), heap.is_kept()
         took_s = clock.timed(self.once, self.device)
         fresh = heap.fresh_bytes() - before
         self.fresh_bytes[is_kept] = least = min(fresh, self.fresh_bytes.get(is_kept, fresh))
-        # Up to 5 % + 4 MiB beyond the fewest bytes lengthen a long step by a few percent at most.
+        # Requesting 5 % + 4 MiB more than the fewest bytes lengthens a long step by a few percent.
         self.has_settled = fresh <= 1.05 * least + (4 << 20)
         return took_s
 
@@ -152,7 +152,7 @@ class Runner:
         self.warm = None
 
     def far_slower(self, first: Runner) -> str:
-        """Return, as text, how many times slower than `first` the fastest warm-up step was."""
+        """Return a text that says how many times slower than `first` the variant is."""
         times = self.times_slower(first)
         return f"far slower than {first.record.name}: {times:.1f} times in its fastest step"
 
@@ -166,9 +166,9 @@ class Runner:
     ) -> None:
         """Run steps until consecutive times differ by under 20 %; set `warm` and `step_s`.
 
-        The warm-up also ends after MOST_STEPS steps, after `most_s` seconds (not counting the first
-        step) or with the budget. The first step runs inside `around()`; `usual_s` is the baseline's
-        time per step. Raises StepError if the warm-up ends with a step that a GradScaler skipped.
+        The warm-up also ends with the budget, after more than MOST_STEPS steps, or if the steps
+        after the first took over `most_s` seconds. The first step runs inside `around()`. `usual_s`
+        is the baseline's time per step. Raises StepError if the GradScaler skipped the last step.
         """
         record, times_s, expected_s, skipped = self.record, list[float](), usual_s, False
         self.warm = self.state() if self.facts.repeats.afresh else self.warm
@@ -180,7 +180,7 @@ class Runner:
                 times_s.append(now_s := self.timed())
             waited_s = interruptions.seconds(now_s)
             skipped, compiled = self.scale() < scale, record.compilations.graphs > graphs
-            # Blocks start from the state after the first unskipped step: warm-ups differ in length.
+            # Warm-ups differ in length: blocks start from the state after the first unskipped step.
             if self.warm is None and not skipped:
                 self.warm = self.state()
             budget.exclude(now_s - usual_s if compiled else 0.0)
@@ -202,7 +202,7 @@ class Runner:
         record.note_warm_up(times_s[0], sum(times_s) - len(times_s) * self.step_s)
 
     def state(self) -> Snapshot:
-        """Return a copy of the current state, for the start of blocks."""
+        """Return a copy of the current state, from which blocks can start."""
         # If every call starts from the copy, a restored scaler might skip every step.
         scalers = [] if self.facts.repeats.afresh else self._scalers()
         return self.step.state(scalers, for_timing=True)
@@ -212,7 +212,7 @@ class Runner:
 
 
 def _is_settled(times_s: Sequence[float], compiled: bool, most_s: float) -> bool:
-    """Return whether a warm-up is over: after two similar steps, or enough steps or seconds."""
+    """Return whether the warm-up can end: after two similar steps, or enough steps or seconds."""
     last_s, now_s = times_s[-2:] if len(times_s) > 1 else (0.0, math.inf)
     is_alike = abs(now_s - last_s) < 0.2 * last_s or sum(times_s[1:]) > most_s
     return len(times_s) > MOST_STEPS or (is_alike and not compiled)

@@ -1,4 +1,4 @@
-"""Time a benchmark's variants in shuffled rounds: the policy, the planned time, the sampler."""
+"""Plan the time for a benchmark's rounds, and time the variants in shuffled rounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speedkit_jupyter.step import watching
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
-# Fewest steps of a block, so that an outlier is one of three or more steps. If the baseline's step
+# A block has at least BLOCK_STEPS steps, so that one slow step weighs less. If the baseline's step
 # takes LONG_S seconds or more, a block may have one step, and usually has no untimed lead-in.
 BLOCK_STEPS = 3
 LONG_S = BLOCK_STEPS * BLOCK_S
@@ -27,7 +27,7 @@ LONG_S = BLOCK_STEPS * BLOCK_S
 # with a recompilation. The number exceeds torch's limit of 8 recompilations per function.
 MOST_LEFT_OUT = 10
 COMPILES = "it recompiles in every round: `%speedkit compile` shows the reason"
-# Seconds per step of a block, and possible delay per step by other processes. None if the
+# A block's seconds per step, and its possible delay per step by other processes. None if the
 # variant failed, an optimizer step was skipped, or code was compiled.
 Block = tuple[float, float] | None
 # Verdicts on variants that can't win, and on variants that are ahead.
@@ -52,7 +52,7 @@ class Policy:
 
     most_times_slower = math.inf  # variants this many times slower than the baseline are not timed
     checked: int | None = None  # approximate number of checked variants; 0 for none, None for all
-    deciding_rounds: int | None = None  # rounds of a decision; None: as many as intervals need
+    deciding_rounds: int | None = None  # fewest rounds that decide; None: as intervals need
     proves = False  # True if the first check ignores the budget
     measures_memory = True
 
@@ -75,7 +75,7 @@ class Policy:
         return comparison is not None and all(ratio.settled for ratio in ratios if ratio)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the records to check, likely winners first; each is checked before the next."""
+        """Yield the records to check, likely winners first."""
         verdicts = {record.name: comparison.verdict(record) for record in comparison.records[1:]}
         timed = [r for r in comparison.records[1:] if r.times_s and verdicts[r.name] not in LOST]
         yield from sorted(timed, key=lambda r: (verdicts[r.name] not in AHEAD, median(r.times_s)))
@@ -85,7 +85,7 @@ class Policy:
 
 
 def checks_s(runners: Sequence[Runner], policy: Policy) -> float:
-    """Return the estimated seconds of checking every variant, or at most `policy.checked`."""
+    """Return the estimated seconds for checking all variants, or `policy.checked` of them."""
     number = len(runners[1:]) if policy.checked is None else min(len(runners[1:]), policy.checked)
     if not number:
         return 0.0
@@ -101,7 +101,7 @@ def least_s(runners: Sequence[Runner], policy: Policy) -> float:
 
 
 def too_short(budget: Budget, runners: Sequence[Runner], policy: Policy) -> bool:
-    """Return whether `budget` can't cover the fewest rounds and all checks; False if minimal."""
+    """Return whether a budget that isn't minimal is too short for the fewest rounds and checks."""
     needed_s = least_s(runners, policy) + checks_s(runners, policy)
     return not budget.is_minimal and needed_s > budget.left_s
 
@@ -109,10 +109,10 @@ def too_short(budget: Budget, runners: Sequence[Runner], policy: Policy) -> bool
 def shares_of_time(
     warm: Sequence[Runner], policy: Policy, budget: Budget
 ) -> tuple[list[Runner], float, float]:
-    """Leave out variants that don't fit; return the rest, and seconds for rounds and for checks.
+    """Return the runners that the budget allows, the seconds for rounds, the seconds for checks.
 
     Variants far slower than the baseline are left out first, then the last variants. The baseline
-    and one variant stay if a step of each fits; a minimal budget keeps all variants.
+    and one variant stay if a step of each fits. A minimal budget keeps all variants.
     """
 
     def fits_a_pair() -> bool:
@@ -136,10 +136,10 @@ def shares_of_time(
 
 
 class Sampler:
-    """Time `every` runner in rounds, for about `rounds_s` seconds out of the `budget`.
+    """Time the runners `every` in rounds, for about `rounds_s` seconds of the `budget`.
 
-    Comparisons at planned tests have the `records` of all variants. `runners` are the runners that
-    are still timed. `skipped_rounds` and `compiled_rounds` count rounds left out, by reason.
+    `records` has the records of all variants, and `runners` the runners that are still timed.
+    Rounds with skipped steps (`skipped_rounds`) or compiling (`compiled_rounds`) are left out.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Sampler:
         others = max(len(racing) - 1, 1)
         self.rounds = ShuffledRounds(racing, self._left_s, comparisons=others)
         self.skipped_rounds = self.compiled_rounds = 0
-        # Seconds of recent blocks, and counts of consecutive blocks left out, by the runner's id.
+        # For each runner's id: seconds of recent blocks, and number of blocks left out in a row.
         self._blocks_s: dict[int, deque[float]] = {}
         self._skipped, self._compiled = Counter[int](), Counter[int]()
         self._interruptions = busy_machine.Interruptions()
@@ -181,7 +181,7 @@ class Sampler:
                 continue
             staying = policy.staying([one.record for one in self.runners], comparison)
             if not staying:
-                # Rounds that end between planned tests get the last test's error probability.
+                # If rounds end between planned tests, the last test's error probability is used.
                 if comparison is None:
                     self.rounds.end()
                 return
@@ -202,7 +202,7 @@ class Sampler:
     def _block_or_failure(self, runner: Runner) -> Block:
         """Return a timed block, or record an error and return None. Raises the baseline's errors.
 
-        After an error, steps start from the warm state: in a retry and, if it works, from then on.
+        After an error, a retry starts each step from the warm state; if it works, later steps do.
         """
         begun = self._budget.spent_s
         try:
@@ -228,7 +228,7 @@ class Sampler:
             blocks_s.append(self._budget.spent_s - begun)
 
     def _block(self, runner: Runner) -> Block:
-        """Time and return a block, after a lead-in; None if a step is skipped or code compiles."""
+        """Return the times of a block; None if an optimizer step is skipped or code compiles."""
         assert runner.warm is not None
         usual_s, counted = self._steps * runner.step_s, runner.record.compilations.counted()
         with self._budget.compiling_excluded(usual_s), runner.applied(), counted:
@@ -284,7 +284,7 @@ def block_steps(runners: Sequence[Runner]) -> tuple[int, int]:
     shortest_s = min((runner.step_s for runner in runners), default=1.0)
     length = block_length(shortest_s)
     if runners and runners[0].step_s < LONG_S:
-        # Half a millisecond or more after a switch is not timed, so that caches and clocks settle.
+        # The first half millisecond after a switch is not timed, so that caches and clocks settle.
         return block_length(shortest_s, block_s=BLOCK_S / 20), max(BLOCK_STEPS, length)
     # The first step may request memory that another variant's block has returned to the system;
     # kept memory settles within two steps.

@@ -21,7 +21,7 @@ def block_length(step_s: float, block_s: float = BLOCK_S) -> int:
 
 
 class ShuffledRounds(Generic[T]):
-    """Iterate over rounds, as lists of contenders in a new order; the caller times a block of each.
+    """Iterate over rounds: lists of the contenders in a new order, which the caller times.
 
     A slow phase of the machine affects all contenders alike, so ratios within rounds stay valid.
 
@@ -33,9 +33,9 @@ class ShuffledRounds(Generic[T]):
         least: The number of rounds that run even if no time is left.
         most: The largest number of rounds, including rounds that were left out. The default limits
             the rounds if a coarse clock measures no time.
-        comparisons: Number of intervals per test: one for each contender but the baseline.
-        generator: The random generator that shuffles the contenders. The default is independent of
-            the user's, which is part of the state of a step.
+        comparisons: Number of intervals per test: one for each contender except the baseline.
+        generator: The random generator that shuffles the contenders. The default is not Python's
+            global generator, which the step may use.
 
     Attributes:
         number: The number of the current round, from 1, without rounds that were left out.

@@ -23,10 +23,10 @@ ERROR, LEAST_PAIRS = 0.05, 8
 # The share of ERROR for the test at the end, which decides most small differences; the earlier
 # tests share the rest.
 LAST_LOOK = 0.5
-# For these numbers of pairs, `_far` may use Student's interval: if interval and all pairs are above
-# 1.2, or all below 1/1.2. In simulated runs of equal code (outliers of 2 to 10 times in up to half
-# of all blocks, bursts, drift, Cauchy noise) at most 0.3 % were called faster, and 1.9 % if other
-# programs start and stop together with the blocks.
+# With these numbers of pairs, `_far` may use Student's interval: if the interval and all ratios are
+# above 1.2, or all below 1/1.2. In simulations of equal code (outliers of 2 to 10 times in up to
+# half of all blocks, bursts, drift, Cauchy noise), at most 0.3 % of runs were called faster; 1.9 %
+# if other programs started and stopped together with the blocks.
 FAR_PAIRS = range(5, 16)
 # A run ends early once every verdict is clear and every interval is ± this share at most.
 PRECISE = 0.03
@@ -34,12 +34,12 @@ PRECISE = 0.03
 SAME = 0.01
 # The name of an interval in reports.
 INTERVAL = f"{100 * (1 - ERROR):g} % interval"
-# PROCESSES is the standard deviation of a gain's logarithm between processes, as a share of the
-# logarithm: memory addresses differ. Measured in 36 processes of six workloads, and in 20 workloads
-# with longer steps, tuned and then run in a fresh process (`tests/benchmarks/processes.py`,
+# Gains differ between processes, because memory addresses differ. PROCESSES is the standard
+# deviation of a gain's logarithm, as a share of the logarithm. It was measured in 36 processes of
+# six workloads, and in 20 tuned workloads in fresh processes (`tests/benchmarks/processes.py`,
 # `oracle.py`; see Kalibera and Jones, 2013). NORMAL is the normal quantile for 95 %, two-sided.
 PROCESSES, NORMAL = 0.1, 1.96
-# A negligible time in seconds (1 ns, the resolution of the best clocks), or a negligible share.
+# A negligible time of 1 ns, the resolution of the best clocks; also used as a negligible share.
 TICK_S = 1e-9
 
 
@@ -82,9 +82,9 @@ class Ratio:
         """Return the ratio with its interval widened by the variation between processes."""
         if not (self.low > 0 and math.isfinite(self.high)):
             return self
-        # Steps below 5 ms on several threads depend on the distance between cores. A host moves
-        # virtual cores after seconds or minutes: a cache line went to the other core and back in 48
-        # or 420 ns. Gains of 1.22 and 1.61 became 0.95 and 2.10: up to 0.27 in logarithms.
+        # Short steps on several threads depend on the distance between cores, and hosts move
+        # virtual cores. The round trip of a cache line then took 48 or 420 ns. Gains of 1.22 and
+        # 1.61 became 0.95 and 2.10, which is a change of up to 0.27 in logarithms.
         middle, distance = math.log(self.median), 0.27 if threads > 1 and step_s < 0.005 else 0.0
         others = NORMAL * PROCESSES * middle, distance
         below = math.hypot(middle - math.log(self.low), *others)
@@ -112,14 +112,14 @@ def paired_ratio(
     error: float = ERROR,
     waited_s: Sequence[Sequence[float]] | None = None,
 ) -> Ratio:
-    """Return the median ratio of times that were paired by round.
+    """Return the median ratio of times that were paired by round, with its interval.
 
-    The interval is distribution-free (order statistics of the median, by the binomial test) at the
-    level 1 - `error`, and unbounded for fewer than `least_pairs(error)` pairs. If no pair is
-    delayed by over 1 %, `_far` may give Student's interval instead. `waited_s` has possible delays
-    of baseline and candidate. Pairs delayed by over 1 % are dropped if enough pairs remain; else
-    the interval covers the estimates with and without delays. The interval is clipped to the
-    measured ratios, and unbounded if clipping changes the verdict, or if too wide.
+    The interval is distribution-free (order statistics, by the binomial test), at the level
+    1 - `error`. It is unbounded for fewer than `least_pairs(error)` pairs. If no pair is delayed,
+    `_far` may give Student's interval instead. `waited_s` has possible delays of baseline and
+    candidate. Pairs delayed by over 1 % are dropped if enough pairs remain; else the interval
+    covers the ratios with and without delays. The interval is clipped to the measured ratios. It
+    is unbounded if it is too wide, or if clipping changes the verdict.
     """
     times = np.array([baseline_s, candidate_s], float)
     waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, (1 - TICK_S) * times)
@@ -142,10 +142,10 @@ def paired_ratio(
 
 
 def _far(logs: Any, error: float) -> tuple[float, float]:
-    """Return the ends of Student's interval for the mean logarithm, as ratios.
+    """Return Student's interval for the geometric mean; 0 and infinity where it can't be trusted.
 
-    The ends are 0 and infinity unless FAR_PAIRS has the number of pairs, interval and pairs are far
-    from 1, and the median is near the mean. A distant median suggests a mixture of two states.
+    It is trusted if FAR_PAIRS has the number of pairs, and the interval and all pairs are far from
+    1. The median must be near the mean: otherwise the times may be a mixture of two states.
     """
     from scipy.special import stdtrit
 
@@ -178,8 +178,8 @@ def least_values(error: float = ERROR) -> int:
 def planned_looks(rounds: int, variants: int = 1) -> tuple[int, ...]:
     """Return the rounds after which to test, for a budget of `rounds`, such as 5, 9, 13, 19, 28.
 
-    The first test finds ratios that are far from 1; the second has enough pairs for an interval
-    of each variant.
+    The first test finds only ratios that are far from 1. From the second test on, there are enough
+    pairs for an interval of each variant.
     """
     looks = [LEAST_PAIRS]
     while (later := looks[-1] * 3 // 2) < rounds:
@@ -190,10 +190,9 @@ def planned_looks(rounds: int, variants: int = 1) -> tuple[int, ...]:
 
 
 def error_of_a_look(looks: int, ended: bool) -> float:
-    """Return the error probability of the test at the end, or of each of the earlier `looks`.
+    """Return the error probability of the last test or, if not `ended`, of each of `looks` tests.
 
-    By Bonferroni's inequality the run's error is at most ERROR, although the run stops at the first
-    conclusive test.
+    By Bonferroni's inequality, the probability of an error in the whole run is at most ERROR.
     """
     is_last = ended or not looks
     return ERROR * LAST_LOOK if is_last else bonferroni_share(ERROR * (1 - LAST_LOOK), looks)
@@ -209,7 +208,7 @@ def order_statistic(number: int, error: float) -> int:
     """Return the rank of the order statistics that bound the median of `number` values.
 
     The level is 1 - `error`, by the binomial test; the rank is 0 for too few values. Importing
-    scipy.stats would take three times as long as scipy.special, out of the user's budget.
+    scipy.stats would take three times as long as scipy.special.
     """
     from scipy.special import bdtr
 

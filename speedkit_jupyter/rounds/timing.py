@@ -26,7 +26,7 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.units import WIDE
 from speedkit_jupyter.torchglue import interrupts
 
-# Fewest runs for an interval: fewer can't bound a median.
+# Fewest runs from which the median's interval can be computed.
 LEAST_RUNS = least_values()
 # Default number of runs: at least 7, as in %timeit, and at least one more than LEAST_RUNS.
 RUNS = max(7, LEAST_RUNS + 1)
@@ -35,7 +35,7 @@ RUNS = max(7, LEAST_RUNS + 1)
 class Stopwatch:
     """Measure the seconds `wall_s` from `begin()` to `end()`, with an idle device at both moments.
 
-    Other processes may have delayed this process for up to `waited_s` of these seconds.
+    `waited_s` is the longest possible delay by other processes in this time.
     """
 
     def __init__(
@@ -142,8 +142,8 @@ class Timing(Shown):
 class Timer:
     """Time a step: drain `run()`, then read `timing`.
 
-    By default a run takes 0.2 s or more, and there are RUNS runs. With `budget_s` but not `runs`,
-    runs fill these seconds from `begun_s` (default: now); a short budget has fewer or shorter runs.
+    By default there are RUNS runs of 0.2 s or more. With `budget_s` and without `runs`, runs fill
+    the budget, which starts at `begun_s` (default: now). A short budget gets fewer or shorter runs.
     """
 
     step: Step
@@ -190,7 +190,7 @@ class Timer:
             yield from self._runs(state, settles=not is_exact and not afresh)
 
     def _runs(self, state: Snapshot, settles: bool) -> Iterator[Progress]:
-        """Time several runs from one state; if `settles` and time allows it, each after a step."""
+        """Time runs from one state; if `settles` and time allows, each after an untimed step."""
         slowest_s, first_s, runs = 0.0, self.timing.first_call_s or 0.0, self.timing.all_runs
         settles &= self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
         least = RUNS if self.runs is None else self.runs
@@ -212,7 +212,7 @@ class Timer:
         self.timing.waited_runs.append(run.waited_s)
 
     def _begins_afresh(self, start: Snapshot) -> bool:
-        """Make another call, set `repeats`; return whether it fails or does under half the work."""
+        """Make another call; return whether it fails, or does under half the first call's work."""
         step, first_s, does = self.step, self.timing.first_call_s or 0.0, UNCOMPARED
         try:
             later_s = self._once(1).wall_s
@@ -227,9 +227,9 @@ class Timer:
         return does.afresh
 
     def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
-        """Find the loops per run by trial: the first of 1, 10, 100 … with a run of 0.2 s or more.
+        """Return the number of loops: the first of 1, 10, 100 … for which a run takes 0.2 s.
 
-        Return fewer if RUNS + 1 such runs don't fit into the budget, or if longer runs fail.
+        Return fewer loops if RUNS + 1 such runs don't fit into the budget, or if longer runs fail.
         """
         loops, run_s = 1, self.timing.first_call_s or 0.0
         if self.budget_s is not None and run_s * (RUNS + 1) > self._budget.left_s:
@@ -267,7 +267,7 @@ class Timer:
 def device_of(step: Step) -> torch.device:
     """Return the device of the first parameter not on `meta`, else the accelerator or the CPU."""
     parameters = (parameter for model in step.models for parameter in model.parameters())
-    # Offloaded parameters are on `meta`; the library that loads them chooses their device.
+    # Offloaded parameters are on `meta`; a library loads them onto a device that it chooses.
     if (own := next((one.device for one in parameters if not one.is_meta), None)) is not None:
         return own
     found = torch.accelerator.current_accelerator(check_available=True)

@@ -18,13 +18,13 @@ from speedkit_jupyter.step.variants import Variant, of_values, words
 
 # Optimizations that lower precision; a plan has at most one.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
-# The optimization in every plan that races, if it has an effect: toggling it is slow and noisy.
+# This optimization, if it has an effect, is in every plan that races: toggling is slow and noisy.
 ALWAYS = "malloc"
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A plan as a set of parts: config values by optimization."""
+    """A plan; its `values` by optimization are called its parts."""
 
     values: Mapping[str, Any]
 
@@ -51,18 +51,18 @@ class Candidate:
         return Candidate({name: self.values[name]})
 
     def without_each(self) -> list[Candidate]:
-        """Return, for each part, the plan without it; an empty list for fewer than two parts."""
+        """Return the plans that lack one part; an empty list for fewer than two parts."""
         return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:
-        """Return the plan with the one part of `single`, without parts that conflict with it."""
+        """Return the plan plus the part of `single`, minus parts that conflict with that part."""
         (name,) = single.values
         excluded = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
         excluded |= {one for one in self.values if name in optimizations.named(one).excludes}
         return self.without(*excluded) + single
 
     def neighbours(self, singles: Sequence[Candidate]) -> list[Candidate]:
-        """Return variations: without each of the plan's parts, then with each new one of `singles`.
+        """Return the plans that lack one part, then the plans with one new part of `singles`.
 
         For a compiled plan, also return the neighbors of the plan without compilation.
         """
@@ -85,9 +85,9 @@ WHOLE = Candidate({"compile": {"enabled": True, "scope": "model"}})
 def candidates(
     hardware: Hardware, every: Sequence[Facts], keep: Collection[str] = ()
 ) -> list[Candidate]:
-    """Return the one-part plans with an effect on at least one model, in the catalog's order.
+    """Return the plans with one part that affects at least one model, in the catalog's order.
 
-    Optimizations in `keep`, model-changing ones, and ones that a candidate supersedes are left out.
+    Leave out optimizations in `keep`, those that change the model, and superseded ones.
     """
     found: dict[str, Candidate] = {}
     for entry in CATALOG:
@@ -104,10 +104,10 @@ def candidates(
 
 
 def first_plans(singles: Sequence[Candidate], steps_are_long: bool) -> list[Candidate]:
-    """Return plans in racing order: a combination, its compiled forms, variations, single changes.
+    """Return plans in racing order: a combination, its compiled forms, variations, single parts.
 
     The combination has the first value of each optimization that can be joined and doesn't compile.
-    It has no choices among alternatives (the number of threads, the attention kernel).
+    Optimizations without a generally best value, such as the thread count, are not in it.
     """
     cheap = [single for single in singles if not single.costly]
     costly = [single for single in singles if single.costly]
@@ -127,7 +127,7 @@ def first_plans(singles: Sequence[Candidate], steps_are_long: bool) -> list[Cand
 
 
 def _word(name: str, value: Any) -> str:
-    """Return the variant name of a value: `bf16`, `tf32:medium`, `compile:reduce-overhead`."""
+    """Return the name of a part, such as `bf16`, `tf32:medium` or `compile:reduce-overhead`."""
     entry = optimizations.named(name)
 
     def spelled_out(value: Any) -> Any:  # adds default fields: `compile` implies its default mode

@@ -1,4 +1,4 @@
-"""Learned plans: stored after a search, and found for the same models, shapes and machine."""
+"""Store the plan that a search found, and find it for the same models, shapes and machine."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 class Task:
     """The work of a step, as the key of its learned plan.
 
-    It has the first model's class name, the shapes and dtypes of model inputs, the optimizers,
-    whether an optimizer stepped (`trains`), and the optimizations to leave unchanged (`kept`).
+    `model` is the first model's class name, and `inputs` has the inputs' shapes and dtypes.
+    `trains` is True if an optimizer stepped. `kept` has the optimizations to leave unchanged.
     """
 
     model: str = ""
@@ -53,7 +53,7 @@ class Task:
 
 
 class TaskFacts(NamedTuple):
-    """Facts from a step's first calls; `autocast` has 16-bit dtypes of the step's own autocast."""
+    """Facts from a step's first calls; `autocast` has the 16-bit dtypes of the user's autocast."""
 
     setting: str
     task: Task
@@ -117,7 +117,7 @@ class StepReader(Watcher):
 
     def __init__(self, step: Step, hardware: Hardware) -> None:
         self._step, self._hardware, self._trains = step, hardware, False
-        self._inputs: dict[tuple[str, ...], None] = {}  # distinct; one if there are several models
+        self._inputs: dict[tuple[str, ...], None] = {}  # one entry if there are several models
         self._decodes = False
         self._autocast: set[str] = set()
 
@@ -154,7 +154,7 @@ class StepReader(Watcher):
 
 
 def find(where: str, task: Task) -> database.Kept | None:
-    """Return the usable plan for the fingerprint `where` (see `setting`) and a task; else None."""
+    """Return the usable plan for a task and a fingerprint `where` (see `setting`), or None."""
     entries = database.learned(where)
     return next((e for e in entries if e.task == task.key() and is_usable(e)), None)
 
@@ -162,14 +162,14 @@ def find(where: str, task: Task) -> database.Kept | None:
 def newest(
     models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
 ) -> database.Kept | None:
-    """Return the newest usable plan or None; with optimizers prefer training, else inference."""
+    """Return the newest usable plan, or None. Plans for training come first with `optimizers`."""
     if not database.learned():  # avoids computing a fingerprint
         return None
     with hidden(*models):
         entries = database.learned(setting(models, hardware))
     entries = list(filter(is_usable, entries))
     fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
-    # Inference may gain where training does not, so an empty plan counts only for its own kind.
+    # An empty plan for training says nothing about inference, so it counts only for training.
     return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
 
 
@@ -183,7 +183,7 @@ def is_usable(learned: database.Kept) -> bool:
 def store(
     where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, ratio: Ratio | None
 ) -> None:
-    """Store a plan (empty if none helped) with its proof. Raises SpeedKitError if that fails."""
+    """Store a plan with its proof; if none helped, an empty plan. May raise SpeedKitError."""
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
     proof = ratio.to_dict() if ratio else dict.fromkeys(("median", "low", "high"))

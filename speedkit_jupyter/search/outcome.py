@@ -1,4 +1,4 @@
-"""The result of a search (plan, proof, reasons against other plans), and this process's results."""
+"""The result of a search, and the memory of the results in this process."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ INTERRUPTED = "interrupted"
 class Tuning(Shown):
     """The result of a search: a proven plan (the `winner`), a plan that is `likely`, or neither.
 
-    `comparison` is the winner's proof; its rounds also time rivals and plans that lack a part.
-    `ratio` is the winner's speed-up in any process, unless `where` is " in this process". `unclear`
-    is the reason for a missing answer, `busy` a note on other programs' load, `most` the largest
-    speed-up in any plan's range, `learned` a winner from the store. No model is kept alive.
+    `comparison` is the winner's proof; it also times rivals, and plans that lack one part. `ratio`
+    is the winner's speed-up in any process, unless `where` is " in this process". `unclear` says
+    why there is no answer. `busy` describes other programs' load. `most` is the largest speed-up
+    that a plan may have. `learned` is set if an earlier search stored the winner.
     """
 
     REPORT = "speedkit_jupyter.report.tuning_report:tuning_report"
@@ -71,7 +71,7 @@ class Tuning(Shown):
         self.is_newer = True  # True until a plan is applied to one of the models
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
-        """Set the winner, its proof and its speed-up, which may be proven only in this process."""
+        """Set the winner, its proof and its speed-up, which may hold only in this process."""
         record = TimedPlan.of(comparison, plan).record
         here, anywhere = comparison.ratio(record), comparison.in_any_process(record)
         is_only_here = here and anywhere and here.verdict == "faster" != anywhere.verdict

@@ -1,4 +1,4 @@
-"""The policies of races and proofs, the choice of the leading plan, and the search budget."""
+"""Decide how long plans are timed in races and proofs, and which plan leads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PlanRace(Policy):
 
 
 def _is_early(records: Sequence[Record]) -> bool:
-    """Return whether there are too few rounds, or too little time in them, to drop a plan."""
+    """Return whether the rounds are too few, or took too little time, to drop a plan."""
     rounds = len(records[0].times_s)
     raced_s = sum(sum(record.times_s) for record in records)
     few = thresholds.FEW_ROUNDS
@@ -55,7 +55,7 @@ def _is_early(records: Sequence[Record]) -> bool:
 def clearly_slower(records: Sequence[Record]) -> list[Record]:
     """Return the records that are clearly slower than the fastest; none if rounds are too few.
 
-    Times are compared within rounds. If enough rounds are undelayed, delayed rounds don't count.
+    Times are compared within rounds. Delayed rounds don't count if there are enough other rounds.
     """
     if _is_early(records):
         return []
@@ -76,7 +76,7 @@ def clearly_slower(records: Sequence[Record]) -> list[Record]:
 def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candidate:
     """Return the fastest plan of a race if it may be faster than the baseline; else BASELINE.
 
-    A compiled plan must be over 1 / MAY_BE_BEST times as fast as the baseline and uncompiled plans.
+    A compiled plan must be over 1 / MAY_BE_BEST times as fast as uncompiled plans and the baseline.
     """
     gains = {plan.name: TimedPlan.of(comparison, plan).gain() for plan in plans}
     plain = max([1.0, *(gains[plan.name] for plan in plans if not plan.costly)])
@@ -89,10 +89,10 @@ def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candid
 
 
 def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
-    """Return the plan with the highest gain among the plans whose parts pay off.
+    """Return the plan with the highest gain among the plans whose parts gain enough.
 
-    Of plans within SAME of that gain, `plans[0]` is preferred, then the fewest parts. A plan must
-    beat each plan with a subset of its parts by the largest `least_gain` of the missing parts.
+    If a plan lacks some of another plan's parts, the larger plan must be faster by the largest
+    `least_gain` of these parts. If gains are within SAME, prefer `plans[0]`, then fewer parts.
     """
 
     def pays(plan: Candidate) -> bool:
@@ -108,7 +108,7 @@ def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
 
 
 def least_gain(name: str) -> float:
-    """Return the least speed-up that a part must bring to its plan."""
+    """Return the speed-up that a part must at least bring to its plan."""
 
     is_costly = name in LOWERING or optimizations.named(name).costly
     return thresholds.LEAST_COSTLY_PART_GAIN if is_costly else thresholds.LEAST_PART_GAIN
@@ -118,7 +118,7 @@ def least_gain(name: str) -> float:
 
 
 class PlanPart(NamedTuple):
-    """One optimization of a plan: its name, its `word` in plan names, the speed-up that it adds."""
+    """One optimization of a plan, its `word` in plan names, and the speed-up that it adds."""
 
     name: str
     word: str
@@ -151,7 +151,7 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
 def proven_gains(rows: Mapping[str, TimedPlan], checked: bool = True) -> dict[str, float]:
     """Return each plan's proven speed-up; 0 if dropped, unproven or, if `checked`, unchecked.
 
-    If the first plan is proven, other plans are compared with it: the baseline's noise cancels.
+    If the first plan is proven, other plans are compared with it, without the baseline's noise.
     """
     gains = {name: row.gain(proven=True, checked=checked) for name, row in rows.items()}
     whole = next(iter(rows.values()))
@@ -163,7 +163,7 @@ def proven_gains(rows: Mapping[str, TimedPlan], checked: bool = True) -> dict[st
 
 
 def _may_matter(comparison: Comparison, one: Record, other: Record) -> bool:
-    """Return whether either plan may be faster, and may lead by LEAST_WORTH_FINDING or more."""
+    """Return whether it is open which plan is faster, and the difference may be worth finding."""
     found = comparison.compared(one, other, 2 * statistics.ERROR)  # ERROR on each side
     if found is None or not found.low <= 1 <= found.high:
         return False
@@ -171,12 +171,12 @@ def _may_matter(comparison: Comparison, one: Record, other: Record) -> bool:
 
 
 class Proof(Policy):
-    """Time plans until the first plan's ratio is precise, rivals are dropped and parts are clear.
+    """Time plans until the first plan's ratio is precise, and its rivals and parts are decided.
 
-    Rivals are dropped once they are clearly slower. A plan without one part is dropped once that
-    part is proven or, if steps are long, once the plan is clearly slower. Unclear rivals and parts
-    get MOST_UNCLEAR_ROUNDS, and more if they may matter and over UNCLEAR_SHARE of the budget is
-    left. Then proven plans' results are checked, the best first, until one plan passes.
+    Rivals are dropped once they are clearly slower. A plan that lacks one part is dropped once that
+    part is proven; if steps are long, it is treated as a rival, too. Unclear plans are timed for
+    MOST_UNCLEAR_ROUNDS rounds, or longer if they may matter and enough of the budget is left. Then
+    the results of proven plans are checked, the best plan first, until one passes.
     """
 
     proves, checked, measures_memory = True, 2, False
@@ -189,7 +189,7 @@ class Proof(Policy):
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """Return the records without clearly slower rivals; empty if the proof is over.
 
-        Planned tests also drop plans that lack a proven part, and the first plan if it has no gain.
+        Planned tests also drop plans that lack a proven part, and a first plan that gains nothing.
         """
         if self._is_over(racing, comparison):
             return ()
@@ -205,7 +205,7 @@ class Proof(Policy):
         return () if self._is_over(staying, comparison) else staying
 
     def _is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return whether all is decided, the first plan can't gain enough, or no plan is left."""
+        """Return whether the plans are decided, the first can't gain enough, or none is left."""
         others = {row.name: row for row in racing[1:]}
         if comparison is None or not others:
             return not others
@@ -257,7 +257,7 @@ class SearchBudget(budget.Budget):
         self.step_s, self._enough_s, self._grows, self._times = 0.0, 0.0, budget_s is None, 1.0
 
     def follow(self, times_s: Sequence[float] = (), is_busy: bool = False) -> None:
-        """Set `step_s`; extend a default budget to ENOUGH_STEPS steps (double on busy machines)."""
+        """Set `step_s`; extend a default budget to ENOUGH_STEPS steps, twice that if `is_busy`."""
         self._times = 2.0 if is_busy else self._times
         if times_s:
             self.step_s = median(times_s)
@@ -276,7 +276,7 @@ class SearchBudget(budget.Budget):
 
     @property
     def steps_are_long(self) -> bool:
-        """Return whether three proofs would exceed the budget; then not every part is proven."""
+        """Return whether three proofs would exceed the budget; then not all parts are proven."""
         return 3 * self.proof_s > self.seconds
 
     def room(self) -> int:

@@ -1,8 +1,8 @@
 """Search for a plan: short races choose a plan, and a proof in fresh rounds decides.
 
-A race times several plans in the same rounds and drops slow ones. The leader may win by luck, and
-some of its parts may add nothing, so a proof follows. A learned plan is proven first; races follow
-if this fails. Races and proofs are Benchmarks, each with its own policy: `PlanRace` and `Proof`.
+A race times several plans in the same rounds and drops slow plans. The fastest plan may win by
+luck, and some of its parts may add nothing, so a proof follows. A learned plan is proven first;
+races follow if this fails. Races are Benchmarks with the policy `PlanRace`, proofs with `Proof`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FIRST_STEP, RACING, PROVING = range(1, 4)
 class PlanSearch:
     """Search for a plan: exhaust or close `run()`, then read the result so far from `result()`.
 
-    Arguments and errors are as in `tune`; the budget begins at `begun_s` (default: in `run`).
+    Arguments and errors are as in `tune`. The budget begins at `begun_s`, by default with `run`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class PlanSearch:
         return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
-        """Prove the learned plan, if any; without a proof, search, and store the answer."""
+        """Prove the learned plan, if there is one; otherwise search, and store the answer."""
         tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
         begun_s = start_s if self.begun_s is None else self.begun_s
         try:
@@ -113,7 +113,7 @@ class PlanSearch:
         return Progress(self.budget.share, f"phase {self._phase} of {PROVING}, {text}", known)
 
     def _measure_libraries(self) -> Iterator[Progress]:
-        """Measure a CPU's matrix-multiply rates for `hardware`, unless known or time is short."""
+        """Measure the CPU's matrix-multiply rates, unless they are known or time is short."""
         is_cpu = Facts.read(self.step.models[0]).device_type == "cpu"
         is_known = self.hardware.pinned or self.hardware.cpu.gemm is not None
         most_s = thresholds.RACE_SHARE * self.budget.seconds
@@ -141,7 +141,7 @@ class PlanSearch:
         return seen._replace(task=replace(seen.task, kept=tuning.kept))
 
     def _check_learned(self, learned: database.Kept) -> Iterator[Progress]:
-        """Prove a learned plan again; if refuted, remove it from the store. Note the outcome."""
+        """Prove a learned plan again and note the outcome; remove a refuted plan from the store."""
         plan, tuning = Candidate(learned.value["values"]), self.tuning
         yield from self.prove(plan, learned=True)
         if tuning.helped:
@@ -189,14 +189,14 @@ class PlanSearch:
         seen = None if waiting or self.tuning.helped else tried.best()
         has_time = budget.proof_s <= budget.left_s
         if seen and has_time and seen.range[1] >= thresholds.LEAST_WORTH_FINDING:
-            yield from self.prove(tried.plans[seen.name])  # its few rounds may have misled
+            yield from self.prove(tried.plans[seen.name])  # few rounds may have underrated it
         why = "a faster plan is proven" if self.tuning.helped else "the budget is short"
         for plan in waiting:
             tried.set_reason(plan.name, f"left out, since {why}")
         return waiting
 
     def _worth_trying(self, near: Iterable[Candidate]) -> list[Candidate]:
-        """Join plans with `_always`; return new ones, but reject plans that compile too long."""
+        """Join plans with `_always`; return the new plans, except those that compile too long."""
         plans = {plan.name: plan for plan in (one + self._always for one in near) if plan.values}
         able, given_s, whole = [], self._budget_s, candidates.WHOLE.values.items()
         is_long = self._whole_s > max(thresholds.MOST_WHOLE_S, self.budget.seconds)
@@ -217,7 +217,7 @@ class PlanSearch:
     ) -> Generator[Progress, None, Candidate]:
         """Race plans, then variations of the best as time allows; return the best, or BASELINE.
 
-        `tried` gets a reason against each loser. A single plan races only if it compiles blocks.
+        `tried` gets reasons against other plans. A single plan races only if it compiles blocks.
         """
         tried, best, title = self.tried, BASELINE, "racing the suggested plans"
         for _ in range(thresholds.MOST_RACES):
@@ -251,9 +251,9 @@ class PlanSearch:
     def prove(self, whole: Candidate, learned: bool = False) -> Iterator[Progress]:
         """Prove a plan in fresh rounds, set a proven winner, and add refused plans to `tried`.
 
-        The plan was chosen without these rounds. Unless it is `learned`, other plans are timed too,
-        and may win: the plan without each of its parts, and the best plans so far. If steps are
-        long, the others are timed only if they have raced and may be the best.
+        Unless the plan is `learned`, other plans are timed, too, and may win: the plans that lack
+        one of its parts, and the best plans so far. If steps are long, only plans that have raced
+        and may be the best are timed.
         """
         tried, is_long, others = self.tried, self.budget.steps_are_long, list[Candidate]()
         if not learned:
@@ -294,7 +294,7 @@ class PlanSearch:
         finally:
             self._compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
-            # While freed memory is kept, steps don't take as long as the user's steps.
+            # While freed memory is kept, steps take less time than the user's steps.
             times_s = () if heap.is_kept() else comparison.baseline.times_s
             budget.follow(times_s, bool(comparison.busy))
             if benchmark.has_results():
@@ -302,7 +302,7 @@ class PlanSearch:
         return comparison
 
     def _store(self, seen: learning.TaskFacts) -> None:
-        """Store the winner; or an empty plan, if clearly no plan helps and no options are kept."""
+        """Store the winner, or an empty plan if clearly no plan helps and no options are kept."""
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
             plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
@@ -337,8 +337,8 @@ def tune(
             if these take longer).
         fresh: search again even if a plan was learned for this step (default: check that plan).
         keep: names of optimizations to leave unchanged; `("precision", "tf32")` keeps full float32.
-        at_most_s: limit in seconds on the winner's 99th percentile: of a step, or of a token if
-            the step generates text. With a limit, the plan is not stored.
+        at_most_s: limit in seconds that 99 % of the winner's steps must meet, or 99 % of its tokens
+            if the step generates text. With a limit, the plan is not stored.
 
     Returns:
         A Tuning: the `winner` with its proof, a `likely` plan, or neither.

@@ -1,4 +1,4 @@
-"""The tried plans of a search: gains, reasons for rejection, and the plans to try next."""
+"""Keep the plans that a search has tried, with their gains, and choose the plans to try next."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speedkit_jupyter.support.units import WIDE, count, ratio, seconds
 
 
 class Stage(NamedTuple):
-    """One benchmark of a search, with the title that progress and JSON show."""
+    """One benchmark of a search, with its title in progress texts and JSON."""
 
     title: str
     comparison: Comparison
@@ -24,7 +24,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class TimedPlan:
-    """The times of a plan, with the comparison that has the baseline's times.
+    """A plan's times, in a comparison that also has the baseline's times.
 
     | property | condition | consequence |
     | --- | --- | --- |
@@ -86,7 +86,7 @@ class TimedPlan:
 
     @property
     def is_vague(self) -> bool:
-        """Return whether the rounds decide nothing: the range is wide, or the load decides."""
+        """Return whether the rounds decide nothing: their range is wide, or the load decides."""
         (low, high), baseline = self.range, self.comparison.baseline
         return high > WIDE * low or self.comparison.load_decides(baseline, self.record)
 
@@ -157,8 +157,8 @@ class TriedPlans:
     """The plans of a search by name, with the `stages` that timed them.
 
     `raced` has the names of plans that must not race again. `refused` has the plans that a proof
-    refused; no plan that contains all parts of a refused plan is tried. `reasons` has the reason
-    against each plan that was rejected or had no time, by name.
+    refused; plans that contain all of their parts are not tried. `reasons` says why plans were
+    rejected or left out.
     """
 
     stages: list[Stage] = field(default_factory=list)
@@ -193,7 +193,7 @@ class TriedPlans:
         self.reasons[name] = reason
 
     def why_unclear(self, step_s: float, waiting: Sequence[Candidate] = ()) -> str:
-        """Return why an answer is missing (little time, or disturbed rounds); empty if it isn't."""
+        """Return why the search has no answer; empty if neither time nor rounds were lacking."""
         rows = self.rows()
         if not rows and (self.plans or waiting):
             return f"one step takes {seconds(step_s)}"
@@ -227,11 +227,11 @@ class TriedPlans:
         least: float = 0.0,
         compiles: bool = False,
     ) -> list[Candidate]:
-        """Return the promising plans of `others`, by expected speed relative to `plan`, best first.
+        """Return the promising plans of `others`, the plan with the best expected speed first.
 
-        The expected speed is the measured ratio, or the product of the gains of the differing
-        parts. Plans below `least`, and new compiled plans without expected gain, are left out.
-        If `plan` is compiled, new compiled plans stay only if `compiles` and they may be the best.
+        The speed is relative to `plan`: measured, or estimated from the gains of the parts that
+        differ. Plans below `least` are left out. New compiled plans also need an expected gain; if
+        `plan` is compiled, they need `compiles`, and a chance to be the best.
         """
         speedups, gains, own = self._speedups(), self.gains_of_parts(), set(plan.name.split("+"))
 
@@ -252,13 +252,13 @@ class TriedPlans:
         return sorted(filter(is_worth_it, others), key=promised, reverse=True)
 
     def rivals(self) -> list[Candidate]:
-        """Return the plans with the two largest speed-ups above 1, or fewer; the best is last."""
+        """Return up to two plans, those with the largest speed-ups above 1; the best is last."""
         speedups = self._speedups()
         able = [name for name in self.plans if speedups.get(name, 0.0) > 1]
         return [self.plans[name] for name in sorted(able, key=speedups.__getitem__)[-2:]]
 
     def gains_of_parts(self) -> dict[str, float]:
-        """Return the median speed-up that each part brings, by the part's name."""
+        """Return the median speed-up that each part brings to plans, by the part's name."""
         speedups, found = self._speedups(), dict[str, list[float]]()
         for plan in self.plans.values():
             for name in plan.values:

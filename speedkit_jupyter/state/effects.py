@@ -26,7 +26,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Output:
-    """Hide the widgets of steps; show displays and logs only of the first step call that has any.
+    """Hide the widgets of steps, and all displays and logs after the first step that makes any.
 
     `release` closes new widgets and figures. Each warning is shown once, and none from forked
     processes. A step's log lines, except torch's and SpeedKit's, reach only stdout and stderr.
@@ -63,7 +63,7 @@ class Output:
             self._first = None  # a frame keeps its variables alive
 
     def _gate(self, holder: Any, name: str, allows: Callable[..., bool]) -> None:
-        """Patch `holder.name` until `release`: the function only runs if `allows` returns True."""
+        """Patch the function `holder.name` until `release`: it runs only if `allows` is True."""
         own, found = vars(holder).get(name), getattr(holder, name)
 
         def gate(*given: Any, **named: Any) -> Any:
@@ -123,7 +123,7 @@ def _figures() -> dict[int, Any]:
 
 # --- lasting effects ---
 
-# EVENTS describes audit events: {0} is the event's first argument, {1} the event's name.
+# EVENTS has a description of each audit event: {0} is its first argument, and {1} its name.
 FILES = (
     "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate",
     "sqlite3.connect",
@@ -141,7 +141,7 @@ EVENTS = {
     "open": "opens the file {0} for writing",
 }
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Effects of these libraries are not reported: the libraries manage caches, threads and files.
+# Effects of these libraries are not reported: they manage their own caches, threads and files.
 LIBRARIES = (
     "importlib", "_frozen_importlib", *COMPILERS, "torch.utils.data", "torch.utils.cpp_extension",
     "triton", "tqdm", "ctypes", "linecache",
@@ -161,7 +161,7 @@ def _install() -> None:
 
 @contextmanager
 def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
-    """Call `say` before lasting effects of this thread's steps; an error in `say` prevents them."""
+    """Call `say` before a lasting effect of this thread's steps; an error in `say` prevents it."""
     here, busy = (os.getpid(), threading.get_ident()), False
 
     def listen(event: str, given: tuple[Any, ...]) -> None:

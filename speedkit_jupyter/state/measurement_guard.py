@@ -1,6 +1,6 @@
-"""Guard the user's state during a measurement: copy it, restore it in pauses and at the end.
+"""Guard the user's state during a measurement: copy it, and restore it in pauses and at the end.
 
-A measurement pauses for other cells, and ends if a cell changes the measured state or a plan.
+A measurement pauses for other cells. It ends if a cell changes the measured state or a plan.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GIVEN_AGAIN = (
     "is/are drawn from: a replacement returns the same elements to next(), but the order of later "
     "epochs may differ"
 )
-# Other threads are busy if they use more than 50 µs of CPU time in 10 ms: waiting threads use a few
+# Other threads are busy if they use more than 50 µs of CPU time in 10 ms. Waiting threads use a few
 # µs; a thread that adds a number every millisecond uses 200 µs.
 AT_WORK_S = 5e-5
 # Maximum number of names to list in a line; further names are counted.
@@ -54,12 +54,12 @@ def in_progress() -> MeasurementGuard | None:
 
 
 class MeasurementGuard:
-    """On entry, copy the state that a step may change; restore it on exit. Filter output meanwhile.
+    """Copy the state that a step may change, filter its output, and restore the state on exit.
 
-    A walk from `roots` finds the state; during pauses, the plans of `models` are in force. `tell`
-    gets lines about state and effects that can't be undone. `off_device` copies to main memory.
-    Raises StepError during another measurement, or if another thread trains one of `models`.
-    `paused_s` and `taking_s` are the seconds that pauses and the entry took.
+    A walk from `roots` finds the state. `tell` is called with lines about state and effects that
+    can't be undone. With `off_device`, copies are in main memory. `paused_s` and `taking_s` are the
+    seconds that pauses and the entry took. Raises StepError during another measurement, or if
+    another thread trains one of `models`.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class MeasurementGuard:
             self._go_home()
         failed = self.state.failed.items()
         self._tell([f"{name} {why}" for name, why in failed if "put back" in why])
-        self.state.let_go()  # else results would keep the snapshot's aliases of weights
+        self.state.let_go()  # else results would keep the snapshot's aliases of weights alive
 
     def _go_home(self, for_good: bool = True) -> None:
-        """Release the output (see `Output`); put the user's state and iterators in place."""
+        """Release the output, and restore the user's state and iterators."""
         with interrupts.interrupts_delayed():
             self._output.release(for_good)
             try:
@@ -122,7 +122,7 @@ class MeasurementGuard:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Put the user's state and plans in place for the block.
+        """Restore the user's state and plans during the block.
 
         Raises ChangedMeanwhile if the block changed a plan or the measured state; the change stays.
         """
@@ -175,7 +175,7 @@ def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
 
 
 def _unrestorable(state: Snapshot, iterators: Replays) -> list[str]:
-    """Return lines for the user about objects of the walk that can't be restored, by reason."""
+    """Return lines that tell the user, by reason, which objects can't be restored."""
     walk = state.walk
     unknown = [
         f"{walk.name(instance)} ({type(instance).__name__})"

@@ -1,4 +1,4 @@
-"""Distinguish the user's code, libraries, machinery, and state in other threads or processes."""
+"""Classify code and objects: the user's, a library's, machinery, or state in other threads."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from types import AsyncGeneratorType, CoroutineType, FunctionType
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
-# Packages of machinery: threads, event loops, shells, loggers. They are not part of a step.
+# Machinery: packages for threads, event loops, shells and logging, which are not part of a step.
 MACHINERY = frozenset([
     "IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado", "jupyter_client",
     "asyncio", "concurrent", "multiprocessing", "threading", "_thread", "logging", "importlib",
     "_frozen_importlib", "inspect", "pytest", "_pytest", "pluggy", "hypothesis", "debugpy", "pdb",
     "bdb", "gc", "types", "abc", PACKAGE,
 ])  # fmt: skip
-# Exceptions to MACHINERY: modules of values that are shared with other processes.
+# Exceptions to MACHINERY: objects of these modules hold values that processes share.
 SHARED = ("multiprocessing.shared_memory", "multiprocessing.sharedctypes")
-# Objects of these parts of torch (compilers, recorders, communication) break when restored.
+# Restoring objects of these parts of torch (compilers, CUDA graphs, communication) breaks them.
 INNER_MODULES = re.compile(
     r"torch\.(_[a-z]|fx|cuda\.graphs|cuda\.streams|distributed|profiler|multiprocessing)"
 )
-# Modules of objects with a counterpart in another thread or process.
+# Objects of these modules work with another thread or process.
 CHANNELS = (
     "concurrent.futures", "multiprocessing.queues", "multiprocessing.managers",
     "multiprocessing.connection", "multiprocessing.pool", "subprocess",
@@ -85,5 +85,5 @@ def works_elsewhere(attributes: dict[str, Any]) -> bool:
     """Return whether an object with these attributes owns a thread, process or channel."""
     parts = list(attributes.values())
     for value in [value for value in parts if type(value) is list or type(value) is tuple]:
-        parts += value[:1]  # of a list, such as workers, only the first element is checked
+        parts += value[:1]  # check only the first element of a list, such as a list of workers
     return any(issubclass(type(p), threading.Thread) or is_elsewhere(type(p)) for p in parts)

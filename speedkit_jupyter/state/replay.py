@@ -1,4 +1,4 @@
-"""Replace iterators with replays: each step draws the same elements, and the user loses none."""
+"""Replace iterators with replays, so that each step draws the same elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Holder = tuple[Any, StateHandler]
 
 
 class Replayed(NamedTuple):
-    """An iterator, its replay, and its holders, which get `twin` back if a step drew elements."""
+    """An iterator and its replay. If a step drew elements, the holders get `twin` back."""
 
     original: Any
     replay: Replay
@@ -35,10 +35,10 @@ class Replayed(NamedTuple):
 
 
 class Replays:
-    """Replays of a walk's iterators; `take` puts each replay in all objects that hold its iterator.
+    """Replays of the iterators that a walk found.
 
-    `drawn` describes iterators that can't be replaced because a tuple, for example, holds them;
-    `given_again` describes iterators that come back as another object if a step drew from them.
+    `drawn` describes iterators that can't be replaced, for example because they are in a tuple.
+    `given_again` describes iterators that the user gets back as another object after a draw.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -46,7 +46,7 @@ class Replays:
         self.given_again: list[str] = []
         self._found: list[Replayed] = []
         for key, holders in walk.holders.items():
-            iterator = walk.found.get(key)  # None if it owns a thread or process
+            iterator = walk.found.get(key)  # None if the iterator owns a thread or process
             holders = [h for h in holders if not _is_a_spare(walk, iterator, h[0])]
             if iterator is None or not _is_drawn_from(walk, iterator, holders):
                 continue
@@ -66,7 +66,7 @@ class Replays:
         self._now: list[Any] = [one.original for one in self._found]
 
     def rewind(self) -> None:
-        """Start all replays again, so that the next step draws the same elements."""
+        """Restart all replays, so that the next step draws the same elements."""
         for one in self._found:
             one.replay.rewind()
 
@@ -75,7 +75,7 @@ class Replays:
         self._exchange([one.replay for one in self._found])
 
     def hand_back(self) -> None:
-        """Restore each iterator, or its twin if a step drew from it, so that no element is lost."""
+        """Restore each iterator. If a step drew from it, use its twin, so no element is lost."""
         self._exchange([one.twin if one.replay.drawn else one.original for one in self._found])
 
     def _exchange(self, new: list[Any]) -> None:
@@ -86,10 +86,10 @@ class Replays:
 
 
 def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool:
-    """Return whether to replay an iterator; False for files and parts of iterators, for example."""
+    """Return whether an iterator needs a replay; files and iterators inside iterators don't."""
     if issubclass(type(iterator), IOBase) or type(iterator) is Replay or not holders:
         return False
-    if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # their replays suffice
+    if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # the outer replays suffice
         return False
     if _is_an_iterator(walk, iterator):
         return True
@@ -108,7 +108,7 @@ def _is_an_iterator(walk: Walk, instance: Any) -> bool:
 
 
 def _can_hold_another(walk: Walk, holder: Any) -> bool:
-    """Return whether an iterator in `holder` can be replaced; False in tuples, for example."""
+    """Return whether an iterator in `holder` can be replaced, unlike in a tuple."""
     owner = walk.before(holder) if isinstance(holder, dict) else None
     if owner is not None and attribute_dict(owner) is holder:
         return isinstance(owner, torch.nn.Module) or is_the_users_class(type(owner))

@@ -1,4 +1,4 @@
-"""Copy and restore the objects that a walk found, and settings of the process."""
+"""Copy and restore the objects that a walk found, and the process's settings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from speedkit_jupyter.state.walk import HANDLERS, Leading, Walk, handlers_of
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table, parameter_table
 
-# A snapshot with a base compares all objects in its first FIRST restores and in every ALL_EVERYth;
-# other restores compare only objects that have changed before, or are not in the base.
+# Only the first FIRST restores of a snapshot and every ALL_EVERYth restore compare all objects.
+# Other restores skip objects of the base that have never changed.
 FIRST, ALL_EVERY = 2, 16
 Key = tuple[int, StateHandler]
-# Handlers of the attributes that `module_state_kept` restores, and the maximum number of objects:
-# copying takes 75 µs per object.
+# Handlers of the objects that `ModuleState` copies. Copying takes 75 µs per object, so MOST_HELD
+# limits their number.
 CONTENTS = (Dicts, Lists, Sets, Arrays, Buffers, Generators, Tensors)
 MOST_HELD = 1000
 OF_MODULES = frozenset(vars(torch.nn.Module())) | {COMPILED_CALL}
@@ -49,12 +49,12 @@ ATTRIBUTES = {
 
 
 class Snapshot:
-    """A copy of a walk's objects and of process settings, at one moment.
+    """A copy of a walk's objects and of the process's settings at one moment.
 
-    Copies of tensors are on the originals' device, or in main memory with `off_device`. Unchanged
-    tensors and arrays share the copies of an earlier `base`; with `for_timing`, changed large float
-    tensors do too, because their values don't affect time. `failed` maps the name of an object or
-    setting to the reason why it can't be copied or restored; `too_large` names data not copied.
+    Copies of tensors are on the tensors' device, or in main memory with `off_device`. Unchanged
+    tensors and arrays share the copies of an earlier `base`. With `for_timing`, changed large float
+    tensors do too, because their values don't affect time. `failed` has the reason why an object or
+    setting can't be copied or restored, by name. `too_large` names objects that were not copied.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Snapshot:
         return memory if key not in self._changing and handler.same(instance, memory) else None
 
     def restore(self) -> None:
-        """Restore the copied state; record failures in `failed`; delay a Ctrl-C until the end."""
+        """Restore the copied state and record failures in `failed`. Delay Ctrl-C until the end."""
         self._restored += 1
         # Settings come first, because the operations that restore tensors may depend on them.
         self.failed.update(self._settings.restore())
@@ -141,7 +141,7 @@ class Snapshot:
 
     @property
     def has_changed(self) -> bool:
-        """Return whether this snapshot, its base or another one of that base found changes."""
+        """Return whether a restore of this snapshot, or one with the same base, found changes."""
         return bool(self._changing)
 
     def draws(self) -> bool:
@@ -150,7 +150,7 @@ class Snapshot:
         return self._random.changed() or any(hasattr(kind, "__next__") for kind in kinds)
 
     def restore_randomness(self) -> None:
-        """Restore only the states of random generators: the process's and the walk's."""
+        """Restore only the random generators of the process and of the walk."""
         self.failed.update(self._random.restore(compares=False))
         for (_, handler), (instance, memory) in self._memories.items():
             if isinstance(handler, Generators):
@@ -161,7 +161,7 @@ class Snapshot:
         self._random = ProcessSettings(generators())
 
     def changed(self, names: Mapping[int, str]) -> str:
-        """Return the name of a changed object or setting, or ''; `names` has object names by id."""
+        """Return the name of a changed object or setting, else ''. `names` has names by id."""
         if self._settings.changed():
             return "torch's settings"
         found = (names.get(id(one)) or self.walk.name(one) for _, one in self._differing())
@@ -222,7 +222,7 @@ class ProcessSettings:
         return any(not setting.same(setting.read(), value) for setting, value in self._values)
 
     def restore(self, compares: bool = True) -> Iterator[tuple[str, str]]:
-        """Write changed settings (all, unless `compares`); yield (name, reason) of each failure."""
+        """Restore changed settings, or all if not `compares`; yield (name, reason) of failures."""
         for setting, value in self._values:
             try:
                 if not (compares and setting.same(setting.read(), value)):
@@ -232,7 +232,7 @@ class ProcessSettings:
 
 
 def computation_settings() -> Iterator[Setting]:
-    """Yield the settings that affect a step's computation; each `Snapshot.restore` resets them."""
+    """Yield the settings that affect a step's results; each `Snapshot.restore` restores them."""
     yield Setting("torch's flags", _flags, flags.restore, lambda a, b: not flags.diff(b, a))
     yield Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled)
     write_device = lambda one: torch.set_default_device(None if one.type == "cpu" else one)  # noqa: E731
@@ -255,7 +255,7 @@ def _flags() -> dict[str, Any]:
 
 
 def surroundings() -> Iterator[Setting]:
-    """Yield further settings that a step may change; they are restored at pauses and at the end."""
+    """Yield the settings that are restored only when a measurement pauses or ends."""
     yield Setting("os.environ", os.environ.copy, _write_environment)
     yield Setting("the working directory", os.getcwd, os.chdir)
     yield Setting("warnings.filters", lambda: list(warnings.filters), _write_filters)
@@ -264,7 +264,7 @@ def surroundings() -> Iterator[Setting]:
 def _write_environment(value: dict[str, str]) -> None:
     for name in os.environ.keys() - value.keys():  # no `clear()`: other threads read os.environ
         del os.environ[name]
-    # C++ threads read the environment, too: unchanged variables are not written.
+    # Unchanged variables are not written, because C++ threads read the environment, too.
     os.environ.update({name: v for name, v in value.items() if os.environ.get(name) != v})
 
 
@@ -274,10 +274,7 @@ def _write_filters(value: list[Any]) -> None:
 
 
 def generators() -> Iterator[Setting]:
-    """Yield the random states of the process and of accelerators as settings, slow to compare.
-
-    The generators of a kind of device come from `machines.devices.Kind.generators`.
-    """
+    """Yield the random states of the process and of accelerators; comparing them is slow."""
     yield Setting("Python's random numbers", random.getstate, random.setstate)
     yield Setting("torch's random numbers", torch.get_rng_state, torch.set_rng_state)
     yield Setting("NumPy's random numbers", np.random.get_state, np.random.set_state)
@@ -323,14 +320,14 @@ class ModuleState:
                     vars(part)[name] = found[name]
         with torch.no_grad():
             for handler, one, memory in self._contents:
-                with suppress(Exception):  # an array whose size is fixed by views of it
+                with suppress(Exception):  # an array with views can't be resized
                     if not handler.same(one, memory):
                         handler.put_back(one, memory)
 
 
 @contextmanager
 def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """After the block, restore modules' states, and the process's random states."""
+    """Restore modules' states and the process's random states at the end of the block."""
     state = ModuleState(models)
     try:
         with generators_kept():
@@ -340,10 +337,10 @@ def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 
 
 def held_objects(models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
-    """Yield names and objects: containers, arrays, tensors and generators in modules' attributes.
+    """Yield names and objects of modules' attributes: containers, arrays, tensors, generators.
 
-    Contents of containers are included, with all tensors of modules in containers; parameters and
-    buffers of `models` are not. Raises ValueError after MOST_HELD objects or MOST_COPIED_BYTES.
+    The contents of containers are included, but not the parameters and buffers of `models`.
+    Raises ValueError after MOST_HELD objects or MOST_COPIED_BYTES.
     """
     named = [pair for model in models for pair in model.named_modules()]
     tensors = (one for model in models for one in (*model.parameters(), *model.buffers()))

@@ -1,4 +1,4 @@
-"""Walk over the objects that code can reach; HANDLERS has a handler for each kind of object."""
+"""Find the objects that code can reach. HANDLERS has a handler for each kind of object."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _bound(method: Any) -> Iterable[Any]:
 
 
 class Unknown(StateHandler):
-    """Handle objects with state out of reach: in C, or in another thread or process."""
+    """Handle objects whose state can't be read: it is in C, or in another thread or process."""
 
     has_state = False
 
@@ -98,7 +98,7 @@ INNER = frozenset([
 
 
 def handlers_of(cls: type) -> tuple[StateHandler, ...]:
-    """Return handlers of a class's instances; () for plain values and `ownership`'s machinery."""
+    """Return the handlers of a class's instances; () for plain values and for machinery."""
     try:
         handlers = tuple(handler for handler in HANDLERS if handler.recognizes(cls))
     except Exception:  # the metaclass's own comparison or hash fails
@@ -136,16 +136,16 @@ def _size_in_python(cls: type) -> int:
     return object.__basicsize__ + pointers * (object.__basicsize__ // 2)
 
 
-# A walk stops following objects after it has found this number, which takes about a second.
+# A walk stops after it has found this number of objects, which takes about a second.
 MOST_OBJECTS = 100_000
 
 
 class Walk:
     """Objects reachable from `roots`, except plain values and machinery; `found` has them by id.
 
-    `near` omits objects reached only through classes (many methods are unused) or whole namespaces.
-    `cut` has objects beyond MOST_OBJECTS, which are not followed. `holders` has the objects that
-    refer to each iterator. `elsewhere` names objects with a thread, process or unreadable parts.
+    `near` omits objects that are reachable only through classes or whole namespaces. `cut` has
+    objects after MOST_OBJECTS, whose parts are unknown. `holders` has the objects that refer to
+    each iterator. `elsewhere` names objects with threads, processes or unreadable parts.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
@@ -214,7 +214,7 @@ class Walk:
                 self._add([type(instance)], id(instance), self._classes)
 
     def _looked_into(self, holder: Any) -> bool:
-        """Add `holder`'s parts; if it owns threads, drop it, add only its models, return False."""
+        """Add `holder`'s parts. If it owns a thread, return False, and keep only its models."""
         for handler in self.handlers(holder):
             try:
                 children = list(handler.children(holder))

@@ -19,10 +19,10 @@ LEAST_FREE = 0.5
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """The memory of a step.
+    """The memory that a step needs.
 
     `state_bytes` are the bytes of parameters, buffers, gradients and optimizer state before the
-    step. `peak_bytes` adds the step's peak, and is None on MPS, and on CPUs under another profiler.
+    step. `peak_bytes` adds the step's peak. It is None on MPS, and on CPUs under another profiler.
     """
 
     peak_bytes: int | None
@@ -32,7 +32,7 @@ class MemoryUse:
 def needed(
     step: Callable[[], object], device: torch.device, state: Iterable[torch.Tensor]
 ) -> MemoryUse:
-    """Run one step; return the bytes of `state`, and their sum with the step's own peak."""
+    """Run one step and return its memory use; `state` has the tensors from before the step."""
     held, kind = size(state), devices.named(device.type)
     peak = _peak_on_cpu(step) if device.type == "cpu" else kind.peak_bytes(step, device)
     return MemoryUse(None if peak is None else held + peak, held)

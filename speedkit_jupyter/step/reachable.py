@@ -1,4 +1,4 @@
-"""Pick the models and optimizers among the objects that `state/walk` reaches from a step."""
+"""Find the models and optimizers that a step can reach."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from speedkit_jupyter.support.wrappers import each_once
 
 
 def reached(values: Iterable[Any]) -> list[Any]:
-    """Return values and the objects reachable from them: globals, closures, attributes.
+    """Return the values and the objects reachable from them, without running the user's code.
 
-    Objects that are reachable only through classes or whole namespaces are included if no model is
-    found without them. The user's code is not run.
+    Objects that are reachable only through classes or whole namespaces are left out, unless no
+    model is found without them.
     """
     walk = Walk(values)
     return walk.near if outermost(walk.near) else list(walk.found.values())
@@ -29,7 +29,7 @@ def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
 
 
 def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """Return distinct unwrapped modules and optimizers, except `known` ones and all submodules."""
+    """Return the distinct unwrapped modules and optimizers, except submodules and `known` ones."""
     modules, inside = each_once(_all_of(torch.nn.Module, objects)), {*map(id, each_once(known))}
     for module in (*_all_of(torch.nn.Module, each_once(known)), *modules):
         inside.update(id(part) for part in list(module.modules())[1:])
@@ -54,5 +54,5 @@ def holds(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -
 
 
 def _all_of(kind: Any, objects: Iterable[Any]) -> list[Any]:
-    """Return the instances of a class; `isinstance` could run the user's code."""
+    """Return the instances of a class, without `isinstance`, which could run the user's code."""
     return [value for value in objects if issubclass(type(value), kind)]

@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 class StateWarning(UserWarning):
-    """Warns that a step may change state that can't be restored; the message names the state."""
+    """A warning that a step may change state that can't be restored; it names the state."""
 
 
 def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
@@ -58,11 +58,11 @@ def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
 class Step:
     """The code to measure, and the objects that it may change.
 
-    `run` gets a variant's context; the variant's plans apply to `models` and `optimizers`. Other
-    models and optimizers of the step are `bystanders`. Walks also start from `others`. A cell runs
-    in the namespace `names`, assigns variables `assigned`, and draws from iterators in variables
-    `iterators`; in `guarded`, `rewind` restarts iterators. `around_blocks` gives a context manager
-    for a timed block. Gradients of parameters with ids in `unread` are ignored. `say` shows a line.
+    `run` gets a plan's context. Plans apply to `models` and `optimizers`; the step's other models
+    and optimizers are `bystanders`. `others` are further roots for walks. A cell runs in the
+    namespace `names` and assigns the variables `assigned`. It draws from the iterators in the
+    variables `iterators`, which `rewind` restarts. `around_blocks` returns a context manager for a
+    timed block. Gradients of parameters with ids in `unread` are ignored. `say` shows a line.
     """
 
     run: Callable[[SpeedContext], object]
@@ -111,10 +111,10 @@ class Step:
 
     @contextmanager
     def guarded(self, off_device: bool = False) -> Iterator[MeasurementGuard]:
-        """Yield a guard; undo steps' changes at the end. In the block, `rewind` restarts iterators.
+        """Yield a guard; undo the step's changes at the end. `rewind` works only in the block.
 
         With `off_device`, copies of the state are in main memory. Raises StepError while another
-        step is measured or another thread trains. Warns of state that can't be restored.
+        step is measured or another thread trains a model. Warns of state that can't be restored.
         """
         guard = MeasurementGuard(self.roots(), self.models, self.tell, off_device)
         with guard:
@@ -203,7 +203,7 @@ def step_of(
     model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> Step:
-    """Return `step` as a Step, with the given models and optimizers or all that `step` reaches."""
+    """Return `step` as a Step; by default, with all models and optimizers that `step` reaches."""
     if not callable(step):
         raise StepError(f"the step must be a function, not {type(step).__name__}")
     takes_context = _takes_context(step)
@@ -231,7 +231,7 @@ def refuse_unfit_call(step: Callable[..., object], given: Sequence[Any]) -> None
 
 
 def _takes_context(step: Callable[..., object]) -> bool:
-    """Return whether the first parameter takes the context: a required one, `*args` or `ctx`."""
+    """Return whether the first parameter takes the context: it is required, `*args` or `ctx`."""
     try:
         first = next(iter(inspect.signature(step).parameters.values()), None)
     except (TypeError, ValueError):  # some functions in C have no signature
@@ -244,7 +244,7 @@ def _takes_context(step: Callable[..., object]) -> bool:
 def over_batches(
     step: Callable[..., object], loader: DataLoader[Any] | None, name: str, advice: str
 ) -> Callable[..., object]:
-    """Return `step` or, if it takes batches, a loop over `loader`; StepError without a loader."""
+    """Return `step` or, if it takes batches, a loop over `loader` (StepError if that is None)."""
     takes = arguments_of(step) if callable(step) else 0
     words = "a batch" if takes == 1 else f"{takes} arguments"
     # A single argument named ctx or context gets SpeedKit's context, not a batch.

@@ -1,4 +1,4 @@
-"""Variants: named plans, composed of words of the catalog, such as `bf16`."""
+"""Define variants: named plans, such as `bf16+compile`, made of words of the catalog."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
 class Variant:
     """A named plan; `config` is None for `baseline` (no plan) and `current` (the plan in force).
 
-    `around` returns a context manager for a change outside of plans. `proof` replaces the accuracy
-    check: it takes a function that restores the user's state, and returns the Accuracy.
+    `around` returns a context manager for a change that plans can't make. `proof` replaces the
+    accuracy check: it takes a function that restores the user's state, and returns the Accuracy.
     """
 
     name: str
@@ -57,7 +57,7 @@ def variant(name: str) -> Variant:
 
 
 def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
-    """Return a variant's config (for `current`, of the plan in force); None without a plan."""
+    """Return a variant's config; `current` means the plan in force. Return None without a plan."""
     if variant.name != CURRENT:
         return variant.config
     context = applied_to(model)

@@ -1,7 +1,7 @@
-"""Report the events of a running step to a watcher; compare the work of the step's first calls.
+"""Report the events of a running step to a watcher, and compare the work of its first calls.
 
-A repeated step may do less work because of a finished fit, exhausted data or a cache. Model calls
-and backward passes show this; times alone don't, because a first call is slow for many reasons.
+A repeated step may do less work, for example because data is exhausted. The counts of model calls
+and backward passes show this. Times don't, because a first call is slow for many reasons.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from speedkit_jupyter.torchglue.private import is_transforming, without_dispatch
 class Watcher:
     """Callbacks for the events of a step; subclasses override them.
 
-    `called(args, kwargs, result)` follows an outermost call of a model;
-    `differentiated(gradients)` follows `torch.autograd.grad`. `before_backward(tensors)` and
-    `after_backward()` surround `torch.autograd.backward`; `before_step(optimizer, with_closure)`
-    and `after_step(optimizer)` surround a step of an optimizer. `before_zero_grad()` precedes
-    `zero_grad` of an optimizer or a model.
+    `called(args, kwargs, result)` follows an outermost call of a model. `differentiated(gradients)`
+    follows `torch.autograd.grad`. `before_backward(tensors)` and `after_backward()` surround
+    `torch.autograd.backward`. `before_step(optimizer, with_closure)` and `after_step(optimizer)`
+    surround an optimizer's step. `before_zero_grad()` precedes an optimizer's or model's zero_grad.
     """
 
     def ignored(self, *given: Any, **named: Any) -> None:
@@ -40,7 +39,7 @@ class Watcher:
 
 
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:
-    """Make a method run without gradients, and outside of torch's function and dispatch modes.
+    """Make a watcher's method run without gradients, function modes and dispatch modes.
 
     Inside transforms of `torch.func`, the method does nothing.
     """
@@ -57,8 +56,7 @@ def unwatched(method: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[None]:
-    """Report this thread's events in the block to `watcher`; skip calls of models not in `models`.
-
+    """Report this thread's events to `watcher`. Calls of modules outside `models` are left out.
     Model calls are observed at `Module.__call__`, because hooks would disable fused kernels and
     recompile the model.
     """
@@ -93,8 +91,8 @@ def _around(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that calls `before` and `after` around each outermost call of a function.
 
-    If given, `only` has the ids of first arguments to report. If the call raises, `after` isn't
-    called. Nested calls are calls of submodules, and a checkpoint's pass inside a backward pass.
+    If `only` is given, it has the ids of the first arguments of calls to report. If a call raises,
+    `after` isn't called. Nested calls, such as calls of submodules, are not reported.
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +123,7 @@ def _around(
 
 @dataclass
 class StepWork(Watcher):
-    """The work of a step: outermost calls of models or their parts, and backward passes."""
+    """Counts of a step's outermost calls of models or of their parts, and of backward passes."""
 
     calls: int = 0
     passes: int = 0
@@ -141,7 +139,7 @@ class StepWork(Watcher):
 
 @dataclass(frozen=True)
 class Repeats:
-    """Describe how later calls differ from the first call; `line` is for the user, maybe empty."""
+    """The difference of later calls from the first call; `line`, if any, is shown to the user."""
 
     afresh: bool = False  # True if each measured call must start from the user's state
     alone: bool = False  # True if a later call fails
@@ -188,9 +186,10 @@ def compared_runs(
     in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
     warm: Snapshot | None = None,
 ) -> Repeats:
-    """Run a call from `warm` or the current state, then one from `start`; compare their work.
+    """Compare the work of a later call with the work of a call from the user's state `start`.
 
-    If the call from `start` does more than twice the work, measured calls must begin at `start`.
+    The later call begins at `warm` or, by default, at the current state. If the call from `start`
+    does more than twice the work, each measured call must begin at `start`.
     """
     parts, later, first = [p for model in models for p in model.modules()], StepWork(), StepWork()
     for work in (later, first):
@@ -215,7 +214,7 @@ def compared_runs(
 
 @contextmanager
 def optimizers_made(models: Sequence[torch.nn.Module]) -> Iterator[list[OptimizerFacts]]:
-    """Yield a list that gets distinct facts of optimizers created in the block for the models."""
+    """Yield a list; each optimizer that the block creates for the models adds its facts once."""
     kinds: list[OptimizerFacts] = []
 
     def make(begin: Any) -> Callable[..., None]:

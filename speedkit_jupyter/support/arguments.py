@@ -57,7 +57,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def count(name: str, value: Any) -> int:
-    """Return `value`, an int of at least 1. Raises StepError if not an int, else ArgumentError."""
+    """Return `value`, an int from 1 on. Raises ArgumentError below 1, StepError for other types."""
     if (number := whole(name, value)) < 1:
         raise ArgumentError(f"{name} must be 1 or more, not {number}")
     return number
@@ -69,7 +69,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def name(label: str, value: Any) -> str:
-    """Return `value`, the name of a variant, if it is text; else raise StepError."""
+    """Return a variant's name, which must be a string; else raise StepError."""
     return _checked(label, value, TypeAdapter(str), "a variant's name or a SpeedConfig")
 
 

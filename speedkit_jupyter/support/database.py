@@ -84,7 +84,7 @@ def make(folder: Path) -> None:
 
 
 def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
-    """Store a plan named `setting`; replace a plan of this name and task. Raises SpeedKitError."""
+    """Store a plan; replace one with the same name `setting` and task. Raises SpeedKitError."""
     keep("plan", setting, task, {**plan, "engine": ENGINE})
 
 

@@ -1,4 +1,4 @@
-"""Find the objects that extras provide: the core's folders import no extra by name."""
+"""Find the objects that extras provide, so that the core imports no extra by name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ EXTRAS = f"{__package__.partition('.')[0]}.extras"
 def provided(name: str) -> list[Any]:
     """Return the objects that extras provide under a name, such as `PLUGIN` or `SWITCHES`.
 
-    A folder of `extras` defines the object in a module named in lower case: `switches.py`. Another
-    package has an entry point `package:SWITCHES` in the group `speedkit_jupyter.extras`.
+    A folder of `extras` defines SWITCHES, for example, in its module `switches.py`. Another package
+    has an entry point `package:SWITCHES` in the group `speedkit_jupyter.extras`.
     """
     spec = find_spec(EXTRAS)
     folders = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())

@@ -80,7 +80,7 @@ def _cell_number(file: str) -> int | None:
     numbers: dict[str, int] | None = getattr(compiler, "_filename_map", None)
     if compiler is None or numbers is not None:
         return (numbers or {}).get(file)
-    # IPython 7 has no map: its file names contain the number. ipykernel's don't: compare the code.
+    # IPython 7 has no map, but its file names have the number. For ipykernel, the code is compared.
     if named := _NAMED_BY_IPYTHON_7.match(file):
         return int(named[1])
     code = "".join(linecache.getlines(file)).rstrip("\n")

@@ -19,7 +19,7 @@ from speedkit_jupyter.support.source_lines import user_code_boundary as user_cod
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Code objects of the wrappers of `hide_internal_frames`, through which errors leave the package.
+# Code objects of the wrappers that `hide_internal_frames` makes. Errors leave the package there.
 _GATES: set[CodeType] = set()
 
 
@@ -50,7 +50,7 @@ def users_part(error: BaseException) -> TracebackType | None:
 
 
 def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
-    """Clear SpeedKit's frames; hide them except in bugs, and show a SpeedKitError as a message."""
+    """Clear SpeedKit's frames, and hide them except in bugs. Show a SpeedKitError as a message."""
     for entry in (entry for reason in reasons for entry in _entries(reason) if _is_ours(entry)):
         with suppress(RuntimeError):  # the frame is still active
             entry.tb_frame.clear()

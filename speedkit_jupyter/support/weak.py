@@ -54,6 +54,6 @@ def at_unload(end: Callable[[], object]) -> None:
 
 
 def unload() -> None:
-    """Call the functions of `at_unload` in order of registration, each after it is unregistered."""
+    """Unregister and call the functions of `at_unload`, in order of registration."""
     while _ENDS:
         _ENDS.pop(next(iter(_ENDS)))()

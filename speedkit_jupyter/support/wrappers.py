@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-# Attributes in which wrappers keep models; the model is the first with all the wrapper's tensors.
+# Attributes in which wrappers keep models, in the order in which they are tried.
 PARTS = ("_original_module", "_orig_mod", "module")
 # The property that returns the model if no attribute holds it, as in Lightning's Trainer.
 PROPERTY = "model"
@@ -69,7 +69,7 @@ def _tensors(model: torch.nn.Module) -> list[int]:
 
 
 def _wrapped_optimizer(value: Any) -> Any:
-    """Return the optimizer in an attribute of its wrapper; None if `value` wraps no optimizer."""
+    """Return the optimizer that `value` wraps; None if `value` is not a wrapper."""
     import torch
 
     attributes = {} if issubclass(type(value), type) else attributes_of(value)

@@ -1,1 +1,1 @@
-"""Use torch's private names, patch and hook torch, control signals, glibc's heap and profiling."""
+"""Use torch's private names, patch torch, and control signals, glibc's heap and profiling."""

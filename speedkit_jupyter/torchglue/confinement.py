@@ -38,7 +38,7 @@ def is_recording() -> bool:
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Mark this thread as recording a CUDA graph in the block: patched names call the originals."""
+    """Mark this thread as recording a CUDA graph, so that patched functions call the originals."""
     _THREAD.is_recording = True
     try:
         yield
@@ -51,7 +51,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     """Replace `owner.name` with `make(original)` within the block, for calls in this thread.
 
     Compiled code and CUDA graph recordings call the original. The replacement has the attributes of
-    `make`'s result, and the original as `stands_in_for`. Raises StepError if `owner` lacks `name`.
+    the new function, and `stands_in_for`: the original. Raises StepError if `owner` lacks `name`.
     """
     get_ident = threading.get_ident
     here = get_ident()
@@ -91,9 +91,9 @@ def optimizer_hooks(
     after: StepHook | None = None,
     ours: Collection[torch.optim.Optimizer] = (),
 ) -> Iterator[None]:
-    """Call hooks around this thread's optimizer steps in the block; for `ours`, also autograd's.
+    """Call `before` and `after` around this thread's optimizer steps in the block.
 
-    Gradient hooks, which autograd's threads run, may step optimizers.
+    Optimizers in `ours` are also observed in autograd's threads, where gradient hooks may run.
     """
     here, ids = threading.get_ident(), {id(optimizer) for optimizer in ours}
 
@@ -116,7 +116,7 @@ def optimizer_hooks(
 
 @contextmanager
 def calling_threads(models: Sequence[torch.nn.Module]) -> Iterator[set[str]]:
-    """Yield a set; calls of models and submodules add HERE, IN_PYTHONS or IN_AUTOGRADS to it."""
+    """Yield a set that collects where models are called: HERE, IN_PYTHONS or IN_AUTOGRADS."""
     watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
     threads = set[str]()
     original: Any = Module.__call__

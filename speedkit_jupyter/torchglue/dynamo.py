@@ -1,4 +1,4 @@
-"""Dynamo's private names: its settings, its records of compilations, the compilers' errors."""
+"""Use Dynamo's private names: settings, records of compilations, and compiler errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def compilations() -> Sequence[Any]:
 
 
 def guard_failures(first: str, graphs: int) -> list[str]:
-    """Return up to `graphs` guard failures, from the last one equal to `first`; else [first]."""
+    """Return up to `graphs` recorded guard failures, starting with `first`; else [first]."""
     for reasons in getattr(_utils(), "guard_failures", {}).values():
         if first in reasons:
             begin = len(reasons) - 1 - reasons[::-1].index(first)
@@ -71,19 +71,19 @@ def graph_breaks() -> Sequence[Any]:
 
 
 def eager_backward() -> tuple[Any, dict[str, bool]]:
-    """Return functorch's config, and settings that compile backward along with forward passes."""
-    # If torch lacks a setting, the dict is empty; 2.11 and 2.13 have both. By default, torch
-    # compiles a backward pass at its first run. Without donation, backward() can retain the graph.
+    """Return functorch's config, and settings that compile the backward with the forward pass."""
+    # By default, torch compiles a backward pass when it first runs. Without donated buffers,
+    # backward() can retain the graph. If torch lacks a setting (not 2.11, 2.13), the dict is empty.
     config = import_module(f"{COMPILERS[2]}.config")
     settings = {"force_non_lazy_backward_lowering": True, "donated_buffer": False}
     return config, settings if all(hasattr(config, name) for name in settings) else {}
 
 
 def without_guards() -> AbstractContextManager[object]:
-    """Return a context manager in which compiled code checks only guards that tell graphs apart.
+    """Return a context manager in which compiled code checks only the guards that select a graph.
 
-    The caller must ensure that no guarded value has changed since a call with all guards. All
-    guards run if another stance is set, or if torch lacks `skip_guard_eval_unsafe`.
+    The caller must ensure that no guarded value has changed since a call with all guards. If
+    another stance is set, or torch lacks `skip_guard_eval_unsafe`, all guards are checked.
     """
     stance = getattr(sys.modules.get(f"{COMPILERS[0]}.eval_frame"), "_stance", None)
     is_usual = getattr(stance, "stance", "") == "default" and getattr(stance, "backend", 1) is None
@@ -109,7 +109,7 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 def override_caches() -> list[Any]:
     """Return the loaded functions of torch that cache tables of overridable functions."""
-    # Tables filled while functions of torch are patched keep the patches. Filling takes seconds.
+    # A table that is filled while torch is patched keeps the patches. Filling takes seconds.
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
     return [one for module in modules if module for one in cached_functions(module)]
 

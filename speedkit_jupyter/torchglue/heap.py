@@ -22,8 +22,8 @@ IS_MAPPED = 2
 # Maximum number of 32 MiB blocks to occupy (128 GiB), in case the system refuses new mappings.
 MOST_BLOCKS = 4096
 
-# glibc can't report these: whether freed memory is kept now, whether the heap may have free
-# address ranges from an earlier `keep`, and the blocks that occupy such ranges.
+# State that glibc can't report: whether freed memory is kept now, whether an earlier `keep` may
+# have left free addresses in the heap, and the blocks that occupy such addresses.
 _is_kept, _has_kept = False, False
 _occupied: list[int] = []
 
@@ -93,7 +93,7 @@ def give_back() -> None:
 
 
 def occupy_free_addresses() -> None:
-    """Unless memory is kept, occupy free heap addresses: large tensors then get new mappings."""
+    """Occupy free heap addresses, unless memory is kept, so large tensors get new mappings."""
     global _has_kept
     if _has_kept and not _is_kept and (glibc := library()) is not None:
         give_back()

@@ -1,4 +1,4 @@
-"""Inductor's private names: settings, code caches, C++ kernels and autotuning hooks."""
+"""Use Inductor's private names: settings, code caches, C++ kernels and autotuning hooks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def with_bindings(types: Sequence[str], code: str) -> str:
 
 
 def kernel_library(code: str) -> Callable[[], Any]:
-    """Return a function that builds and loads a library; compile threads, if any, start at once."""
+    """Return a function that builds and loads a library. Compile threads, if any, start now."""
     has_threads = (inductor_config().compile_threads or 1) > 1
     submit = kernel_builder().AsyncCompile.submit if has_threads else None
     return _codecache().CppPythonBindingsCodeCache.load_async(code, submit_fn=submit)  # type: ignore[no-any-return]

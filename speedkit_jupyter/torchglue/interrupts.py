@@ -18,7 +18,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# If a signal has waited this many seconds, code may hang: the next signal passes a closed gate.
+# After a signal has waited this many seconds, the next one passes: the code may hang.
 LONGEST_S = 10.0
 
 
@@ -64,7 +64,7 @@ class Gate:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace handlers in the block; then restore them and, if none raised, pass on signals."""
+        """Replace handlers in the block, then restore them. Pass on signals unless one raised."""
         __tracebackhide__ = True
         try:
             for number in _NUMBERS:
@@ -133,7 +133,7 @@ def interruptible_in_users_code(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_a_window(function: Callable[[], R]) -> R:
-    """Return the user's `function()`, run with signals enabled; deliver pending signals first."""
+    """Call the user's `function` with signals enabled. Deliver pending signals first."""
     __tracebackhide__ = True
     gate = _GATES[0] if _GATES else None
     if gate is None or gate.thread != threading.get_ident():
@@ -159,7 +159,7 @@ _LATER: deque[Callable[[], object]] = deque()
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay signals and other threads' `uninterrupted` blocks; then run `run_when_safe` actions."""
+    """Delay signals, and let in one thread at a time; at the end, run `run_when_safe` actions."""
     with interrupts_delayed():
         try:
             with _LOCK:

@@ -117,7 +117,7 @@ def end_workers(iterator: Any) -> None:
 
 
 def same_epoch(iterator: Any) -> Any:
-    """Return a copy of an iterator at its position; None with workers or for an IterableDataset."""
+    """Return a copy of a DataLoader's iterator; None with workers, or for an IterableDataset."""
     if type(iterator).__name__ != "_SingleProcessDataLoaderIter":
         return None
     if hasattr(iterator._dataset_fetcher, "dataset_iter"):  # an IterableDataset

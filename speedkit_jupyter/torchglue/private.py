@@ -1,10 +1,9 @@
-"""torch's private names for tensors, operators, modes and autograd.
+"""Define torch's private names for tensors, operators, modes and autograd.
 
-`dynamo.py`, `inductor.py` and `modules.py` have the others; `tests/torchglue/test_private_names.py`
-refuses private names elsewhere. Each name exists in torch 2.9, 2.11 and 2.13 and is called in the
-test of its file (`make versions`). If torch moves a name, its use raises AttributeError or
-ImportError, `missing_name` returns the name, and the optimization is declined; comments note
-exceptions.
+`dynamo.py`, `inductor.py` and `modules.py` have the other private names. A test refuses them in
+other files. Each name exists in torch 2.9, 2.11 and 2.13, and a test calls it (`make versions`). If
+torch moves a name, its use raises AttributeError or ImportError. Then `missing_name` returns the
+name, and the optimization is declined, unless a comment says otherwise.
 """
 
 from __future__ import annotations
@@ -107,8 +106,8 @@ def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor._indices(), tensor._values()]
 
 
-# Attributes with a tensor's hooks (None: no hooks). If torch renames them, hooks that a step
-# registers are not removed, and a micro-batch runs hooks on accumulated gradients once per part.
+# Attributes with a tensor's hooks (None: no hooks). If torch renames them, a step's hooks are not
+# removed, and MicroBatch does not refuse hooks that would run once for each micro-batch.
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 

@@ -1,4 +1,4 @@
-"""Return the size and values of any tensor. Reading freed storage would crash the process."""
+"""Read the size and values of tensors, but never freed storage, which would crash the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Return False if a tensor's storage lacks elements, as after storage.resize_(0); else True."""
+    """Return whether a tensor's storage has all its elements, unlike after storage.resize_(0)."""
     if tensor.layout is not torch.strided:
         return True
     try:
@@ -32,7 +32,7 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
 
 
 def size_in_memory(tensor: torch.Tensor) -> int:
-    """Return the bytes in memory of a tensor's elements or inner tensors (sparse: as if dense)."""
+    """Return the bytes of a tensor in memory; a sparse tensor counts as if it were dense."""
     names = getattr(tensor, "__tensor_flatten__", None)
     if names is not None:
         parts = [getattr(tensor, name) for name in names()[0]]  # includes a DTensor's mesh
@@ -41,7 +41,7 @@ def size_in_memory(tensor: torch.Tensor) -> int:
     return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
 
 
-# Least number of elements sampled in a large contiguous tensor; `.data` writes elsewhere go unseen.
+# Minimum number of elements to sample in large tensors. Other `.data` writes go unnoticed.
 SAMPLED = 256
 
 
@@ -95,6 +95,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's values can be read: not if meta, fake, in a transform, or freed."""
+    """Return whether a tensor has readable values: it isn't meta, fake, freed or transformed."""
     is_fake = tensor.is_meta or hasattr(tensor, "fake_mode") or is_transformed(tensor)
     return not is_fake and is_in_memory(tensor)

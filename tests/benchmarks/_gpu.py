@@ -3,7 +3,7 @@
     python tests/benchmarks/_gpu.py table FOLDER
     python tests/benchmarks/_gpu.py busy
 
-`busy` profiles two models' forward and backward pass, and prints the share of time in kernels.
+`busy` profiles forward and backward passes of two models, and prints the time share of kernels.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Nets and loops of every family under correct plans, which no verdict may call "wrong"."""
+"""Define correct steps of many kinds: the accuracy check must not call their plans wrong."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -71,9 +71,9 @@ def classified(
 
 
 def epoch(count: int, kind: int, attends: bool, bad: Callable[[], bool] = never) -> Made:
-    """Return an epoch of `count` optimizer steps; if `attends`, a key bias has near-zero gradients.
+    """Return an epoch of `count` optimizer steps; while `bad()`, leave out the second step.
 
-    While `bad()`, the second optimizer step is left out.
+    With `attends`, the net uses attention, whose key bias has near-zero gradients.
     """
     width = {"batch_first": True, "dropout": 0.0}
     model = nn.TransformerEncoderLayer(32, 4, 64, **width) if attends else classifier()
@@ -148,7 +148,7 @@ def gan(bad: Callable[[], bool] = never) -> Made:
 
 
 def averaged(bad: Callable[[], bool] = never) -> Made:
-    """Return a step that trains and averages weights; while `bad()`, the average stays."""
+    """Return a step that trains and averages weights; while `bad()`, it keeps the old average."""
     model, (x, y) = classifier(), data()
     average, optimizer = copy.deepcopy(model), KINDS[0](model.parameters())
     train = training(lambda: functional.cross_entropy(model(x), y), optimizer)
@@ -180,7 +180,7 @@ def by_closure() -> Made:
 
 
 def in_backward() -> Made:
-    """Return a step that updates each parameter in the backward pass, once it has its gradient."""
+    """Return a step that updates each parameter in the backward pass, in a gradient hook."""
     model, (x, y) = classifier(nn.LayerNorm), data()
     optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
 
@@ -198,7 +198,7 @@ def in_backward() -> Made:
 
 
 def by_hand(bad: Callable[[], bool] = never) -> Made:
-    """Return a step that updates weights without an optimizer; while `bad()`, 30 % too far."""
+    """Return a step that updates weights by hand; while `bad()`, updates are 30 % too large."""
     model, (x, y) = classifier(), data()
 
     def step() -> None:
@@ -211,7 +211,7 @@ def by_hand(bad: Callable[[], bool] = never) -> Made:
 
 
 class Words(nn.Module):
-    """Map tokens (N, T) to logits (N, 50) by a mean of embeddings (sparse or tied) and a layer."""
+    """Map tokens (N, T) to logits (N, 50): average their embeddings, and apply a linear layer."""
 
     def __init__(self, sparse: bool, tied: bool) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ def embedding(sparse: bool, tied: bool) -> Made:
 
 
 def generating() -> Made:
-    """Return a step that generates greedily, so one token changed by rounding alters later ones."""
+    """Return a greedy generation step; if rounding changes a token, later tokens change, too."""
     model, x = Words(False, False), torch.randint(50, (8, 4))
 
     @torch.no_grad()

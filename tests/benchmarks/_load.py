@@ -21,7 +21,7 @@ LONGEST_S = 3600
 
 @contextmanager
 def strangers(number: int, code: str = "while True: pass") -> Iterator[None]:
-    """Run the code in this many processes during the block.
+    """Run `code` in `number` processes during the block.
 
     A shell starts them and exits, because SpeedKit counts CPU time of child processes as its own.
     """
@@ -38,7 +38,7 @@ def strangers(number: int, code: str = "while True: pass") -> Iterator[None]:
 
 @contextmanager
 def bursts() -> Iterator[None]:
-    """Run two processes that multiply matrices for 0.1 to 1 s and pause for 0.1 to 1 s in turns."""
+    """Run two processes that alternately multiply matrices and pause, each for 0.1 to 1 s."""
     here = str(Path(__file__).parent)
     code = f"import os, sys; sys.path.insert(0, {here!r}); import _load; _load._burst(os.getpid())"
     with strangers(2, code):

@@ -86,7 +86,7 @@ class Block(nn.Module):
 
 
 class Hourglass(nn.Module):
-    """Convolutions down and up again, with a shortcut: (N, 2, H, W) to the same shape."""
+    """Net that halves and doubles H and W by convolutions, with a shortcut: keeps (N, 2, H, W)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Hourglass(nn.Module):
 
 
 def inverted(width: int) -> nn.Sequential:
-    """Return a MobileNet block: it widens, convolves each channel alone, and narrows."""
+    """Return a MobileNet block: a widening, a depthwise and a narrowing convolution."""
     wide = 4 * width
     return nn.Sequential(
         normed(width, wide, 1), nn.ReLU6(), normed(wide, wide, groups=wide), nn.ReLU6(),
@@ -191,7 +191,7 @@ SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
 TEXT = {**SMALL, "vocab_size": 80, "max_position_embeddings": 40}
 SIGHT = {**SMALL, "image_size": 24, "patch_size": 6}
 GPT = {"vocab_size": 80, "n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 40}
-# Each entry has its config's class without "Config", its model's class, options, and batch kind.
+# Each entry has the config's class without "Config", the model's class, options, kind of batch.
 FROM_CONFIGS: dict[str, tuple[str, str, dict, str]] = {
     "roberta": ("Roberta", "RobertaForSequenceClassification", TEXT, "labelled"),
     "gpt2": ("GPT2", "GPT2LMHeadModel", GPT, "text"),

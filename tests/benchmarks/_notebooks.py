@@ -1,4 +1,4 @@
-"""Typical notebooks of other libraries, each as one function that makes its step.
+"""Typical notebooks with other libraries. Each function returns the step of one notebook.
 
 With `guided`, the step follows the performance advice of the library's own guide.
 """

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from _workloads import Backward, made
 
-# Each turn keeps the faster half and doubles its steps and time, from STEPS steps and TURN_S s on.
+# Each turn keeps the faster half. Turn n (from 0) times STEPS * 2**n steps and TURN_S * 2**n s.
 TURNS, STEPS, TURN_S = 4, 2, 0.2
 # Gradients (for inference, results) may be off by this share of their norm.
 TOLERATED = 0.1

@@ -1,7 +1,7 @@
 """Steps that compute something wrong while a plan is in force, as broken plans do.
 
-Each fault is planted under two plans. Under bf16, rounding can hide it; `sdpa:math` changes nothing
-else for these nets.
+Each fault is planted under two plans. Under bf16, rounding can hide the fault. Under `sdpa:math`,
+these nets have no other change.
 """
 
 import copy
@@ -119,7 +119,7 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
 def inferring(
     spoil: Spoil, plan: str, result: Callable[[torch.Tensor], Any] = nothing, is_seen: bool = True
 ) -> Made:
-    """Return an inference step; unless `is_seen`, it calls `forward`, so only results are seen."""
+    """Return an inference step; unless `is_seen`, the accuracy check sees only its results."""
     model, (x, _) = Net(spoil).eval(), data()
     call = model if is_seen else model.forward
     return torch.no_grad()(lambda: result(call(x))), model, sgd(model), [plan]
@@ -134,7 +134,7 @@ def wrong_gradient(spoil: Spoil, plan: str) -> Made:
 
 
 def of_one_input(name: str, factor: float, plan: str) -> Made:
-    """Return a step whose plan scales one parameter's gradient, like a kernel's wrong backward."""
+    """Return a step whose plan scales one parameter's gradient, as a wrong kernel might."""
     model = Net()
     parameter = dict(model.named_parameters())[name]
     parameter.register_hook(lambda gradient: gradient * (factor if model.is_bad else 1))

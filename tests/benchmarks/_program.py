@@ -1,4 +1,4 @@
-"""Provide options, rows in files and fresh stores for all benchmark programs."""
+"""Provide command-line options, result files and empty stores for benchmark programs."""
 
 import argparse
 import gc
@@ -43,7 +43,7 @@ def parser_of(doc: str | None, file: str, **defaults: Any) -> argparse.ArgumentP
 
 
 def product(**values: Iterable[Any]) -> list[Row]:
-    """Return the keys of rows: one for each combination of the values."""
+    """Return the keys of rows: one key for each combination of the values."""
     return [dict(zip(values, some, strict=True)) for some in itertools.product(*values.values())]
 
 
@@ -53,8 +53,8 @@ def collected(
 ) -> list[Row]:  # fmt: skip
     """Return the rows of the newest state of the code, in the order of their keys.
 
-    Keys without a row from this state of the code, whose name contains `--only`, are measured first
-    and appended to the file, so a stopped run can go on. With `--table` nothing is measured.
+    First measure each key that has no row from the present code and whose name contains `--only`.
+    Append its row to the file, so a stopped run can go on. With `--table`, measure nothing.
     """
     keys, state = list(keys), state_of_code()
     for key in () if options.table else keys:
@@ -113,7 +113,7 @@ def nothing_kept() -> Iterator[None]:
 
 
 def load_all() -> None:
-    """Load libraries, compile once, and measure BLAS and oneDNN, so that no program times this."""
+    """Load libraries, compile once, and measure BLAS and oneDNN, before a program measures time."""
     import_module("scipy.special")
     compile_cache.prepare()
     torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()

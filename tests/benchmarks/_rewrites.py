@@ -130,7 +130,7 @@ convolved = partial(F.conv2d, padding=1)
 
 
 def flash(q, k, v, block=16):
-    """Return attention, block by block as FlashAttention computes it."""
+    """Return attention, computed block by block like FlashAttention."""
     length, out, norm = q.shape[-2], 0.0, 0.0
     most = torch.full_like(q[..., :1], -math.inf)
     for begin in range(0, length, block):
@@ -323,7 +323,7 @@ FUNCTIONS: list[tuple[Function, Function, dict[str, Function], dict[str, Functio
      {"rope turned back": lambda x: rope_complex(x.flip(-1)).flip(-1)}),
     (lambda x: x.cumsum(-2), one,
      {"cumsum by a product": lambda x: causal(x.shape[-2]).to(x.dtype) @ x}, {}),
-    # Without equal maxima, whose gradients differ: amax shares them out.
+    # The inputs are distinct numbers, because max and amax have different gradients for ties.
     (lambda x: tuple(x.max(-1)), lambda size: torch.randperm(math.prod(size)).view(size) / 99.0,
      {"maxima with their places": lambda x: (x.amax(-1), x.argmax(-1))},
      {"integers off by one": lambda x: (x.amax(-1), x.argmax(-1) + 1)}),
@@ -354,7 +354,7 @@ def fill(x, out):
 
 
 def late(x):
-    """Return zeros, which a thread fills in later."""
+    """Return zeros, in which a thread writes the result later."""
     out = torch.zeros_like(x)
     threading.Thread(target=fill, args=(x.detach(), out)).start()
     return out
@@ -407,7 +407,7 @@ def into_its_input(x):
 
 
 def replacing(owner, name, value):
-    """Return a candidate that replaces a function that its judge relies on."""
+    """Return a candidate that replaces a function that the check of candidates calls."""
 
     def candidate(x):
         found = sys.modules.get(owner) or getattr(sys.modules["torch"], owner)

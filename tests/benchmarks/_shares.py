@@ -17,7 +17,7 @@ PARTS = ("timed steps", "lead-ins", "warm-up", "checks", "copies", "rest", "comp
 
 
 class Shares:
-    """Seconds by the innermost part. Within a check, all parts but compiling count as checks."""
+    """Seconds of PARTS, without nested parts. Within checks, only compiling counts separately."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -34,7 +34,7 @@ class Shares:
         return ", ".join(f"{part} {self.share(part):.0%}" for part in PARTS[:-1])
 
     def move(self, part: str = "") -> None:
-        """Count the time since the last move; begin `part`, or without it end the current part."""
+        """Count the time since the last move. Then begin `part`, or end the current part."""
         now_s, inside = time.perf_counter(), self._inside[-1]
         self.seconds[inside] += now_s - self._since_s
         self._since_s = now_s

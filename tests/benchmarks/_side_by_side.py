@@ -2,8 +2,8 @@
 
     python tests/benchmarks/_side_by_side.py WORKLOAD CONFIG
 
-prints a workload's speed under a config (JSON) relative to plain steps, in this process. If the
-config sets `malloc`, plain steps run in another process: they can't reuse memory the plan keeps.
+prints the speed of a workload under a config (JSON), relative to its plain steps. If the config
+sets `malloc`, plain steps run in another process, where they can't reuse memory the plan keeps.
 """
 
 import json
@@ -25,7 +25,7 @@ from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.torchglue import heap
 
 Call = Callable[[], object]
-# Makes the context around the blocks of a step.
+# Returns a context manager that surrounds each block of a step.
 Force = Callable[[], AbstractContextManager[object]]
 Forces = Mapping[str, Force]
 SECONDS, MOST_ROUNDS, LEAST_ROUNDS = 10.0, 300, 10
@@ -36,7 +36,7 @@ FEW_ROUNDS, FAR = 3, 2.0
 
 
 def planned(name: str, config: SpeedConfig | None, device: str = "cpu") -> tuple[Call, Forces]:
-    """Return the step of a new copy under a plan, and the context around its blocks."""
+    """Return a fresh workload's step under a plan, and the context that puts the plan in force."""
     work = made(name, device)
     context = prepare(work.model, config, [work.optimizer] if work.optimizer else [])
 
@@ -50,7 +50,7 @@ def planned(name: str, config: SpeedConfig | None, device: str = "cpu") -> tuple
 def interleaved(
     steps: Mapping[str, Call], forces: Forces
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Return the seconds of a step by name, in shuffled rounds, and the errors of failed steps."""
+    """Time steps in shuffled rounds; return their seconds by name, and errors of failed steps."""
     usual_s, failed = dict[str, float](), dict[str, str]()
     for name in steps:
         try:
@@ -69,7 +69,7 @@ def interleaved(
 
 
 def _block(step: Call, force: Force | None, usual_s: float = 1.0) -> float:
-    """Return the seconds of one step in a block."""
+    """Return the mean seconds of a step in a block of steps."""
     with force() if force else nullcontext():
         heap.occupy_free_addresses()  # a plan that keeps memory may have been in force before
         for _ in range(1 + int(LEAD_IN_S / usual_s)):
@@ -89,7 +89,7 @@ def is_far(first_s: list[float], times_s: list[float]) -> bool:
 
 @contextmanager
 def elsewhere(name: str) -> Iterator[Call]:
-    """Yield the plain step of a workload, which runs in a process of its own."""
+    """Yield a function that runs a workload's plain step in another process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         yield lambda: process.submit(_run, name).result()
 
@@ -104,7 +104,7 @@ def _run(name: str) -> None:
 
 
 def in_fresh_process(name: str, config: Mapping[str, object]) -> list[float]:
-    """Return a plan's speed over plain steps in another process, as [median, low, high]."""
+    """Return a plan's speed relative to plain steps, in a fresh process, as [median, low, high]."""
     command = [sys.executable, __file__, name, json.dumps(config)]
     found = subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)
     return list(json.loads(found.splitlines()[-1]))

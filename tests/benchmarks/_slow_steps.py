@@ -353,11 +353,11 @@ def weights_moved_by_hand() -> Pair:
     return slow, task
 
 
-# Two loops by an author who had not seen the rules of `advise`.
+# The author of the next two loops had not seen the rules of `advise`.
 
 
 def tabular_churn() -> Pair:
-    """Return epochs that train an MLP on a table of customers and report the AUC."""
+    """Return epochs of an MLP on a table; the slow one computes the AUC after every batch."""
     x = torch.randn(6400, 20)
     y = (x[:, 0] + torch.randn(6400) > 0).float()
 
@@ -385,7 +385,7 @@ def tabular_churn() -> Pair:
 
 
 def segment_slices() -> Pair:
-    """Return steps that predict a scan's masks, slice by slice, with a small segmentation net."""
+    """Return steps that segment a scan by slices; the slow one appends each mask with `cat`."""
     scan = torch.randn(48, 1, 128, 128)
     layers = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 12, 3, padding=1)
     model = nn.Sequential(*layers).eval()

@@ -16,7 +16,7 @@ def markdown(*lines: Sequence[object]) -> str:
 def table(
     rows: Sequence[Row], head: Sequence[object], cells: Callable[[Row], Sequence[object]]
 ) -> str:
-    """Return a line of cells for each row, below the machine and the state of the code."""
+    """Return a Markdown table of the rows, below the machine and the state of the code."""
     if not rows:
         return "nothing measured yet"
     return f"{rows[0]['machine']}, {rows[0]['state']}\n\n{markdown(head, *map(cells, rows))}"

@@ -74,7 +74,7 @@ class Vit(nn.Module):
 
 
 def resnet18() -> nn.Module:
-    """Return a ResNet-18 for pictures of 32 x 32, whose stem keeps their size: 11 M parameters."""
+    """Return a ResNet-18 of 11 M parameters for 32 x 32 pictures; its stem keeps their size."""
     sizes = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
     inner = (block for size in sizes for block in (Residual(*size), Residual(size[1])))
     return pooled(normed(3, 64), nn.ReLU(), *inner, width=512, classes=CLASSES)
@@ -130,7 +130,7 @@ def training(model: nn.Module, loss_of: Callable[..., torch.Tensor], lr: float =
 
 
 def classifying(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Workload:
-    """Return training with cross entropy over the last dimension, against the classes `y`."""
+    """Return a training step with cross entropy over the last dimension and the classes `y`."""
     loss_fn = nn.CrossEntropyLoss()
     return training(model, lambda model: loss_fn(model(x).flatten(0, -2), y.flatten()))
 
@@ -147,7 +147,7 @@ def inference(
 
 
 def _rollout() -> Workload:
-    """Return a policy that acts 24 times in a made-up environment, then learns once from it."""
+    """Return a training step of a policy: 24 actions in a made-up environment, then an update."""
     world, start = torch.randn(4, 16) / 4, torch.randn(16, 16)
 
     def loss_of(model: nn.Module) -> torch.Tensor:
@@ -165,7 +165,7 @@ def _rollout() -> Workload:
 
 
 def _bert() -> Workload:
-    """Return fine-tuning in the way of Hugging Face's examples: the model computes its loss."""
+    """Return a fine-tuning step as in Hugging Face's examples: the model computes its loss."""
     sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
     sizes |= {"vocab_size": WORDS, "intermediate_size": 1024}
     model = untrained("Bert", "BertForSequenceClassification", sizes).train()

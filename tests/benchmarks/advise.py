@@ -1,11 +1,11 @@
-"""Test whether advise() finds why loops are slow, expects their gain, and is silent otherwise.
+"""Test whether advise() finds why loops are slow, predicts the gain, and is silent otherwise.
 
-22 loops are each slow for one reason (`_slow_steps.py`). Their gain is measured by running slow and
-corrected loops interleaved. The healthy loops are 16 of `_workloads.py` and four corrected ones. A
-claim about a healthy loop is a false alarm unless trying the remedy shows the gain.
+22 loops are each slow for one reason (`_slow_steps.py`). Slow and corrected loops run interleaved,
+which shows the gain. The healthy loops are 16 of `_workloads.py` and four corrected ones. A claim
+about a healthy loop is a false alarm unless trying the remedy shows the gain.
 `--only healthy` takes the healthy loops alone. Exits 1 if fewer than 22/25 of the causes rank
-first, fewer than 80 % of the expected ranges contain the measured gain within a tenth, or there is
-more than one false alarm.
+first, if fewer than 80 % of the predicted ranges contain the measured gain (with a tolerance of
+10 %), or if there is more than one false alarm.
 """
 
 import sys
@@ -26,7 +26,7 @@ from speedkit_jupyter.step.step import step_of
 
 BUDGET_S, ROUNDS, LONGEST_S = 6.0, 24, 6.0
 FIRST, HOLDS, ALARMS = 22 / 25, 0.8, 1
-# Relative uncertainty of a measured gain.
+# Relative tolerance when a measured gain is compared with the expected range.
 ROUGHLY = 0.1
 # An opportunity claims a gain only if its expected range begins here or above.
 CLAIM = 1.05
@@ -99,7 +99,7 @@ def holds(row: Row) -> bool:
 
 
 def counted(rows: list[Row]) -> tuple[list[Row], int, int, list[str]]:
-    """Return the slow loops, how many causes rank first and ranges hold, and the false alarms."""
+    """Return the slow rows, the numbers of first ranks and of right ranges, and false alarms."""
     slow = [row for row in rows if row["kind"] == "slow"]
     said = ((row["name"], one) for row in rows for one in row["said"])
     alarms = [f"{name}: {one['rule']}" for name, one in said if one.get("holds") is False]

@@ -1,11 +1,11 @@
 """Compare the speed of `attention(…, pattern)` with the faster of two versions by hand.
 
-Each pattern and length runs in training and without gradients. The versions by hand are SDPA with a
-dense mask (`causal` with `is_causal`, soft-cap with products and a softmax) and compiled
-FlexAttention (on CPUs only without gradients). Their masks are made once and not timed. All
-versions run interleaved in shuffled rounds. "tuned" is `attention` with `tune=True`, "by default"
-without it. Exits 1 if the interval of `attention`'s speed, by default in training or tuned without
-gradients, is entirely below 0.97 of the faster version's speed.
+Each pattern and length runs in training and without gradients. One version by hand is SDPA with a
+dense mask, or products and a softmax for soft-cap. The other is compiled FlexAttention, on CPUs
+only without gradients. Making the masks is not timed. All versions run interleaved in shuffled
+rounds. "tuned" is `attention` with `tune=True`, "by default" without it. Exits 1 if the interval of
+the speed is entirely below 0.97 of the faster version by hand. In training this is the speed by
+default, without gradients the tuned speed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from speedkit_jupyter.support import units
 # Keeps Inductor from testing vector instructions by compiling C++, which takes seconds in each row.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 HEADS, WIDTH, WINDOW, PREFIX, CAP = 8, 64, 256, 128, 30.0
-# Where documents of uneven lengths begin: at tokens 37, 111, 222, 370 and so on.
+# Documents of uneven lengths begin at tokens 37, 111, 222, 370 and so on.
 STARTS = torch.arange(1, 400).mul(37).remainder(331).cumsum(0)
 AT_LEAST = 0.97
 

@@ -3,10 +3,10 @@
 Each of four workloads is tuned twice, with defaults and nothing learned before: next to processes
 that multiply matrices in bursts of 0.1 to 1 s, and on the idle machine. A fresh process then
 measures the gain of either plan on the idle machine.
-Takes about five minutes on two idle cores. Exits 1 if a promise is broken for a workload whose idle
-plan gains 1.3× or more. Under load, tuning proves the idle plan or one with 0.9 of its gain, in at
-most 2 × 1.1 times the idle budget, without compiling. The gain in a fresh process is in the
-reported interval, and the report says that the machine was busy.
+Takes about five minutes on two idle cores. The promises are for workloads whose idle plan gains
+1.3× or more. Under load, tuning proves the idle plan or one with 0.9 of its gain. It takes at most
+2 × 1.1 times the idle budget, without compiling. The gain in a fresh process is in the reported
+interval, and the report says that the machine was busy. Exits 1 if a promise is broken.
 """
 
 import sys
@@ -58,7 +58,7 @@ def measured(workload: str) -> Row:
 
 
 def promises(row: Row) -> dict[str, Any]:
-    """Return whether each promise holds under load; {} if the idle plan gains too little."""
+    """Return whether each promise holds under load; {} for idle rows and too small idle gains."""
     idle, busy = row["idle"], row["busy"]
     if row["state"] == "idle" or not idle["fresh"] or idle["fresh"][0] < GAIN:
         return {}

@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def one_row(model: str, entry: str, device: str, keep: list[str], budget_s: float) -> Row:
-    """Return the row of an entry or of the tuned plan on a model; a failure is a row, too."""
+    """Return a model's row for an entry or for the tuned plan; an error is kept as `failed`."""
     work, row = made(model, device), {"machine": machine(device)}
     try:
         if entry == WINNER:
@@ -77,7 +77,7 @@ def alone(work: Workload, entry: Optimization, budget_s: float) -> Row:
 
 
 def words(entry: Optimization, hardware: Hardware, facts: Facts, taken: list[str]) -> list[str]:
-    """Return words for an entry's changes, a search's candidates and `taken`, each setting once."""
+    """Return a variant's name for each setting: changes, candidates of searches, and `taken`."""
     tried = [Candidate({entry.name: one}).name for one in entry.candidates(hardware, facts)]
     found: dict[str, str] = {}
     for word in (*entry.changes(), *tried, *taken):

@@ -1,10 +1,10 @@
-"""Measure the seconds after torch's import until the first compiled step, without and with a cache.
+"""Measure the seconds from torch's import to the first compiled step, without and with a cache.
 
 A transformer of 6 layers (d = 256) makes a step of training or inference in a fresh process, with
-torch.compile or SpeedKit, with empty folders (cold) or the files of the run before (warm). `idle`
-is SpeedKit's warm start in a notebook whose kernel has imported the compiler in an idle moment
-before the timed cell. Exits 1 if SpeedKit's cold start takes more than half of torch's, its warm
-start more than torch's warm start, or `idle` more than 0.06 of torch's cold start.
+torch.compile or SpeedKit. A cold start has empty folders, a warm start the files of an earlier run.
+`idle` is SpeedKit's warm start in a notebook whose kernel imported the compiler while it was idle.
+Exits 1 if SpeedKit's cold start takes more than half of torch's, its warm start more than torch's
+warm start, or `idle` more than 0.06 of torch's cold start.
 """
 
 import os
@@ -19,7 +19,7 @@ from _program import Row, collected, parser_of, product
 from _tables import reported
 
 RESULTS = "tests/benchmarks/results/cold_start_cpu.jsonl"
-# Two columns of a row: the first may take at most this share of the second.
+# In a row, the first column may be at most this share of the second.
 PROMISES = (
     ("speedkit_cold_s", "torch_cold_s", 0.5),
     ("speedkit_idle_s", "torch_cold_s", 0.06),
@@ -73,7 +73,7 @@ def seconds(who: str, job: str, when: str, folder: Path) -> float:
 
 
 def measured(step: str, rounds: int) -> Row:
-    """Return each kind of start's median seconds over rounds that make every kind once."""
+    """Return the median seconds of each kind of start. Each round makes every kind once."""
     times: dict[str, list[float]] = {name: [] for name in NAMES}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as empty:

@@ -1,10 +1,10 @@
 """Compare a DDP step under `launch`, torchrun and Accelerate's `notebook_launcher`.
 
 `python tests/benchmarks/distributed.py [--steps 200] [--processes 2]` prints the seconds until the
-workers are ready, and from a cell to rank 0's first step. In shuffled rounds it times a DDP step
-and its exposed communication under each launcher. It also compares FSDP2's bytes on rank 0 with
-SpeedKit's estimate. Exits 1 if `launch` is slower than another launcher by more than 3 %, or if the
-bytes are off by more than 3 %. Takes two to three minutes.
+workers are ready, and from a cell to the end of rank 0's first steps. In shuffled rounds it times a
+DDP step and its exposed communication under each launcher. It also compares FSDP2's bytes on rank 0
+with SpeedKit's estimate. Exits 1 if `launch` is slower than another launcher by more than 3 %, or
+if the bytes are off by more than 3 %. Takes two to three minutes.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def step_s(steps: int) -> tuple[float, float]:
 
 
 def first_step_at() -> float:
-    """Make the first step, and return the time at its end by the host's clock."""
+    """Make twelve steps with a new model, and return the host's time at their end."""
     step_s(1)
     return time.time()
 
@@ -139,7 +139,7 @@ def compared(processes: int, steps: int) -> int:
     others = ["torchrun"] + ["notebook_launcher"] * (find_spec("accelerate") is not None)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("launch", *others)}
     for number in range(ROUNDS):
-        # New processes, as under other launchers: memory placement changes a step by some 5 %.
+        # Start anew, as other launchers do: where memory is placed changes a step by some 5 %.
         workers.stop()
         workers.started(processes, lambda text: None)
         for name in random.Random(number).sample([*found], len(found)):

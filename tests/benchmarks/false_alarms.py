@@ -1,11 +1,11 @@
 """Measure how often `auto` claims a gain where no plan changes anything.
 
 Each trial is a race of 1, 3 or 8 plans on the steps of a loop. The plans are names only: every step
-runs the same code, so each claim of a gain is a false alarm. The loop is a small network that
-trains for 1,500 steps. With `--load made` its steps take made-up times instead (scatter, outliers,
-drift, two states, waves), which is quick and needs no quiet machine.
-A real trial takes about two seconds; a stopped run goes on. `--load busy` runs two other processes
-in bursts. Exits 1 if the 95 % interval of false alarms is above 5 % for 1, 3 or 8 plans.
+runs the same code, so each claim of a gain is a false alarm. By default the times of the 1,500
+steps are made up (scatter, outliers, drift, two states, waves). With `--load quiet` a small network
+trains, which takes about two seconds a trial. `--load busy` adds two processes that work in bursts.
+A stopped run goes on. Exits 1 if the 95 % interval of false alarms is above 5 % for 1, 3 or 8
+plans.
 """
 
 import math
@@ -64,7 +64,7 @@ def real_step() -> Callable[[], float]:
     return lambda: timed(step)[0]
 
 
-# Each made-up noise turns a random generator, a step's number and the seed into a factor of time.
+# A noise returns a factor of time from a random generator, a step's number and the seed.
 NOISES: dict[str, Callable[[random.Random, int, int], float]] = {
     "scatter": lambda draw, step, seed: draw.lognormvariate(0, 0.05),
     "outliers": lambda draw, step, seed: (

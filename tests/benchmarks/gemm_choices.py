@@ -1,9 +1,9 @@
 """Record, replay and predict the kernel choices of max-autotune, on the device at hand.
 
 First max-autotune's searches for 21 matrix products (22 on CPUs) are recorded in FOLDER. Then each
-product is compiled in the default mode, replayed, and predicted from all other products, whatever
-the confidence. Prints each way's compile seconds and milliseconds a call. Stops after `--seconds`,
-and goes on when started again. FOLDER/train is a SPEEDKIT_DATA folder with the recorded timings.
+product is compiled in the default mode, replayed, and predicted from all other products, with any
+confidence. Prints the compile seconds and the milliseconds of a call. Stops after `--seconds`, and
+goes on when started again. FOLDER/train is a SPEEDKIT_DATA folder with the recorded timings.
 
 Goals on GPUs: prediction compiles 10 times as fast as max-autotune, and runs at 0.99 of its speed.
 """
@@ -50,7 +50,7 @@ VARIANTS = ("default", "max-autotune", "replayed", "predicted")
 
 
 class Product(NamedTuple):
-    """Matrix product without bias (`mm`), with bias (`addmm`), or 8 with halved sides (`bmm`)."""
+    """Product without bias (`mm`), with bias (`addmm`), or of 8 matrices of half size (`bmm`)."""
 
     op: str
     m: int
@@ -99,9 +99,9 @@ def compiled(product: Product, device: str, mode: str) -> tuple[float, Callable[
 
 
 def measured(product: Product, searched_s: float, device: str, folder: Path) -> Row:
-    """Return the row of a product that is predicted from all others.
+    """Time each way to compile a product; predictions are learned from all other products.
 
-    A replay runs the kernel that max-autotune has found, so both have the replay's milliseconds.
+    A replay runs the kernel that max-autotune found, so its milliseconds count for max-autotune.
     """
     calls: dict[str, Callable[[], object]] = {}
     row: Row = {"product": product, "max-autotune": {"compile_s": searched_s}}

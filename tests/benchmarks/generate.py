@@ -1,8 +1,8 @@
 """Compare a tuned `generate()` with a static cache and torch.compile by hand.
 
-A GPT-2-like model with random weights writes 64 tokens after a prompt of 16, greedily: plain, with
-`cache_implementation="static"` and a compiled decoding step as transformers' guide has it, and with
-the plan that `tune` proves, or finds likely. All run interleaved in shuffled rounds, and their
+A GPT-2-like model with random weights writes 64 tokens after a prompt of 16, greedily. One copy is
+plain. One is compiled by hand with `cache_implementation="static"`, as in transformers' guide. One
+has the plan that `tune` proves or finds likely. They run interleaved in shuffled rounds, and their
 tokens are compared. The time of a token does not include the prompt.
 Exits 1 if the interval of the tuned call's speed is entirely below 1.5 times the plain call's speed
 or below 0.97 of the speed by hand, or if a token differs.
@@ -45,7 +45,7 @@ def promises(row: Row) -> dict[str, bool]:
 
 
 def measured(rows: int, rounds: int, budget_s: float) -> Row:
-    """Return each way's seconds, speeds over plain and hand-written code, and a token's times."""
+    """Return seconds and relative speeds, a token's seconds, and whether all tokens agree."""
     plain = model()
     prompt = torch.randint(0, WORDS, (rows, PROMPT))
     tuned, hand = copy.deepcopy(plain), copy.deepcopy(plain)

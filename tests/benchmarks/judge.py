@@ -1,8 +1,8 @@
-"""Test whether `check()` tells right rewrites from wrong ones, and times them like the engine.
+"""Test whether `check()` tells right rewrites from wrong ones, and times them like `%%speedbench`.
 
 Every rewrite of `_rewrites` is judged: right ones must pass, faults and cheats must be found. Then
-ten right rewrites are timed by `check()` and, as variants of a step, by the engine of `%%speedbench
---compare`. Both must give the same verdict, or intervals that overlap.
+ten right rewrites are timed twice: by `check()`, and by the engine of `%%speedbench --compare` as
+variants of a step. The verdicts must be the same, or the intervals must overlap.
 Takes about six minutes. Exits 1 if one of these conditions is not met.
 """
 

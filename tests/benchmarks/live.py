@@ -3,7 +3,7 @@
 For each workload of `oracle.py`, a loop of 2,000 steps or as many as fit in two minutes runs in
 three processes. They take turns, so that a change of the machine's speed favors none of them:
 
-1. the loop under `auto()` with nothing learned before; its clock stops while the others run;
+1. the loop under `auto()` with nothing learned before; its clock stops during other turns;
 2. a quarter of the steps without a plan;
 3. `tune()` with its defaults, and a quarter of the steps under its plan.
 A turn begins with 30 ms of other work and an untimed step: the system needs some 10 ms to give
@@ -73,7 +73,7 @@ def started(call: Callable[..., None], *given: Any) -> Connection:
 
 
 def made_to_loop(name: str) -> Workload:
-    """Return a workload with learning rate 0, because a learned batch's tiny gradients are slow."""
+    """Return a workload with learning rate 0: tiny gradients of a learned batch would be slow."""
     found = made(name, DEVICE)
     for group in found.optimizer.param_groups if found.optimizer is not None else ():
         group["lr"] = 0.0
@@ -146,7 +146,7 @@ def threads_awake() -> None:
 
 @contextmanager
 def still_clocks() -> Iterator[Callable[[Callable[[], Any]], None]]:
-    """Yield a function that makes a call while SpeedKit's clocks of time and load stand still."""
+    """Yield a function that makes a call while SpeedKit's clocks are stopped."""
     clocks = (clock.now, busy_machine.taken_by_others_s)
     outside = [0.0, 0.0]
 

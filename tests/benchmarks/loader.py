@@ -1,10 +1,10 @@
 """Compare the choice of `tune_loader` with the best of all settings.
 
 Three data sets are made on disk: pictures, text files that are cut into tokens, and numpy files as
-an iterable data set. The grid has every usable number of workers, ranked by the median time of
-epochs in shuffled rounds. The best setting and the chosen one are then compared in fresh rounds,
-because among similar settings the best of some rounds is partly luck. Their workers start several
-times, since each start changes the time by some 5 %.
+an iterable data set. The grid has each number of workers up to the number of usable cores, and none
+for the iterable data set. Its best setting has the lowest median time of an epoch in shuffled
+rounds. Fresh rounds compare this setting with the chosen one, because the first rounds favor
+lucky settings. Workers start several times, since each start changes the time by some 5 %.
 All of it runs with torch's own number of threads, then with one, which leaves a core to workers.
 Exits 1 if the choice takes more than 1/0.97 of the best setting's time.
 """

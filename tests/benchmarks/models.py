@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def begun(name: str, guided: bool = False) -> tuple[Step, Look]:
-    """Return a fresh notebook's step with fixed random numbers, and a look at its models' state."""
+    """Return a fresh notebook's step with fixed random numbers, and a copy of its models' state."""
     torch.manual_seed(0)
     step = NOTEBOOKS[name](guided)
     return step, look(step)
@@ -92,7 +92,7 @@ def measured(name: str, budget_s: float) -> Row:
 
 
 def furthest(plain: object, tuned: object) -> float:
-    """Return the largest difference: relative to the norm, or the share of integers that differ."""
+    """Return the largest difference, relative to the norm; for integers, the share that differs."""
     most = 0.0
     for one, other in zip(tree_leaves(plain), tree_leaves(tuned), strict=True):
         if one is not None:

@@ -3,20 +3,20 @@
 For each of sixteen workloads, some of them with steps of 0.1 to 0.5 s, in one run:
 
 1. `tune()` with its defaults, nothing learned before, and an empty cache of compiled code;
-2. with another empty cache, a search in sixty lines, as users might write it (`_plain_search.py`);
-3. all combinations of fp32, bf16 (even without hardware for it) or another lower precision, eager
-   or compiled, layout, fused optimizer, library of matrix products, and threads for short steps.
-   First rounds drop plans over twice as slow as baseline. Plans near the best then run against the
-   tuned plan, until their ratio is known to 2 %;
+2. a search in sixty lines, as users might write it (`_plain_search.py`), with another empty cache;
+3. a grid of all combinations of precision (fp32, bf16 even without hardware for it, or another),
+   eager or compiled, layout, fused optimizer, library of matrix products, and threads for short
+   steps. First rounds drop plans over twice as slow as baseline. Plans near the best then race with
+   the tuned plan, until their ratio is known to 2 %;
 4. interleaved, each on a copy of its own: baseline, the tuned plan, the sixty lines' plan,
    `torch.compile(model)`, Accelerate and Fabric with bf16, with and without compiling;
 5. baseline and the tuned plan once more in a fresh process, to check the reported gain (baseline in
    yet another process, if the plan has `malloc`).
-All of it takes about 45 minutes on two idle cores. Exits 1 if a promise is broken: the plan is at
-least 0.97 as fast as the best of the grid; it is never over 3 % slower than baseline or than the
-best of Accelerate's and Fabric's settings; tuning takes at most 1.5 times as long as the sixty
-lines, without compiling; in 9 of 10 workloads the gain in the fresh process is in the reported
-interval. Uses `pip install accelerate lightning`; a missing library is left out.
+All of it takes about 45 minutes on two idle cores. The plan must be at least 0.97 as fast as the
+best of the grid, and never over 3 % slower than baseline or than the best of Accelerate's and
+Fabric's settings. Without compiling, tuning must take at most 1.5 times as long as the sixty lines.
+In 9 of 10 workloads the gain in the fresh process must be in the reported interval. Exits 1
+otherwise. Uses `pip install accelerate lightning`; a missing library is left out.
 """
 
 import itertools
@@ -47,13 +47,13 @@ from speedkit_jupyter.search.outcome import Tuning
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import Variant
 
-# First rounds of the grid: at most GRID_S for each combination, or GRID_STEPS steps if longer.
+# In the first rounds, a combination has at most GRID_S seconds, or GRID_STEPS steps if longer.
 # GRID_SIZE combinations share a run, since each keeps a copy of the state.
 GRID_S, GRID_STEPS, GRID_SIZE = 1.5, 12, 8
 # Other numbers of threads are tried only for steps up to this long.
 SHORT_STEP_S = 0.02
-# At most BEST plans, with over NEAR times the best speed-up, race with the tuned plan until their
-# ratios are known to KNOWN, for at most RACE_S seconds each, or RACE_STEPS steps if that is longer.
+# At most BEST plans of over NEAR times the best speed-up race with the tuned plan, until ratios are
+# known to KNOWN. Each plan has RACE_S seconds, or RACE_STEPS steps if these take longer.
 BEST, NEAR, KNOWN, RACE_S, RACE_STEPS = 3, 0.93, 0.02, 6.0, 30
 AGAINST_BEST, AGAINST_OTHERS, TIMES_AS_LONG, COMES_TRUE = 0.97, 0.97, 1.5, 0.9
 
@@ -64,7 +64,7 @@ class FirstRound(Policy):
     most_times_slower, measures_memory, checked, deciding_rounds = FAR, False, 0, FEW_ROUNDS
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        rounds = racing[0].times_s  # if steps are long, few of them are enough
+        rounds = racing[0].times_s  # a few rounds of long steps are enough
         if len(rounds) < FEW_ROUNDS:
             return racing
         staying = [racing[0], *(one for one in racing[1:] if not is_far(rounds, one.times_s))]
@@ -98,9 +98,7 @@ def main() -> int:
 
 
 def measured(workload: str) -> Row:
-    """Return the row of a workload. The 2 s of loading libraries and the compiler and of measuring
-    BLAS and oneDNN count for neither search.
-    """
+    """Return the row of a workload. The 2 s of load_all() count for neither search."""
     load_all()
     work = made(workload)
     tuning = work.tuned()

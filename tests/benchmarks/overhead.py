@@ -72,7 +72,7 @@ def said(name: str, found: object, holds: bool, promise: str) -> bool:
 
 
 def convolutions(linear: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """Return 50 convolutions, `linear` Linear layers that a call can't reach, and an optimizer."""
+    """Return a model of 50 convolutions and `linear` Linear layers, and its optimizer."""
     layers = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(50)]
     model = torch.nn.Sequential(*layers, *(torch.nn.Linear(32, 32) for _ in range(linear)))
     return model, torch.optim.AdamW(model.parameters())
@@ -96,7 +96,7 @@ def autocast() -> bool:
 
 
 def measured_step() -> bool:
-    """Compare a step of a cell, as the benchmark times it, with a bare loop over it."""
+    """Compare a cell's step, as the benchmark times it, with a bare loop of the same code."""
     shell = InteractiveShell.instance()
     model = torch.nn.Linear(256, 256)
     x = torch.rand(calibrated(model), 256)
@@ -155,7 +155,7 @@ def timed_share() -> bool:
 
 
 def panel_preview() -> bool:
-    """Time from the front end's message to the new table, for each option of two controls."""
+    """Time each option of two controls, from the front end's message to the new table."""
     model, optimizer = convolutions()
     panel = Panel(model, optimizer=optimizer)
     times = []

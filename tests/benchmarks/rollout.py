@@ -1,7 +1,7 @@
-"""Measure the gain of each part of a way to run 500 steps of a CNN with InstanceNorm, 128 x 128.
+"""Measure the gain of each speed-up in a rollout: 500 steps of a CNN on fields of 128 x 128.
 
-Each line adds one part. Speeds are relative to the plain loop (no_grad, float32), measured in
-interleaved blocks of steps. Drift is over all steps if the budget allows it, else extrapolated.
+Each line adds one speed-up. Speeds are relative to the plain loop (no_grad, float32), measured in
+interleaved blocks. Drift is measured over all steps if the budget allows it, else extrapolated.
 `auto` is the choice of `rollout(tune=True)`. Exits 1 if its drift is unknown or at least 1 %, or
 if its speed at batch 1 is below the goal: 8 on GPUs, 2.5 on CPUs with bf16 units, 1.5 on others.
 """
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def cumulative() -> list[Way]:
-    """Return the ways of the table, each with one part more than the one before."""
+    """Return the plain way, and ways that each add one speed-up to the way before."""
     low = ["bf16", "channels_last"] if has_bf16(torch.device(DEVICE)) else ["channels_last"]
     words = [*low, "compile", *(["cuda_graph"] if DEVICE == "cuda" else [])]
     return [Way(), *(way_of("+".join(words[: n + 1]), None) for n in range(len(words)))]

@@ -1,11 +1,10 @@
 """Test tuning and comparing on models of 0.1 to 100 M parameters, with steps of 0.2 ms to 5 s.
 
 Each job runs in a process of its own, with defaults: `tune()`, and `benchmark()` of
-`baseline,bf16,fused_optimizer`. A stopped run goes on. Exits 1 if a promise is broken: at least
-half of the seconds without compiling are timed steps of rounds; checks take at most the time of 10
-baseline steps and 3 for each variant; the memory beyond the model's own is at most one copy of its
-state for each variant that races at once and for the baseline, one copy of the user's state, and
-the memory of loaded libraries. Needs Linux, for the peak memory.
+`baseline,bf16,fused_optimizer`. A stopped run goes on. Timed steps must take at least half of the
+seconds without compiling. Checks may take the time of 10 baseline steps and 3 for each variant. The
+additional memory may be 500 MB for libraries, and a copy of the state for each variant that races
+at once, for the baseline and for the user. Exits 1 otherwise. Needs Linux, for the peak memory.
 """
 
 import argparse
@@ -53,9 +52,7 @@ def measured(model: str, job: str) -> Row:
 
 
 def child(model: str, job: str) -> Row:
-    """Measure one job, after loading the compiler, measuring BLAS and oneDNN, and making the
-    optimizer's state.
-    """
+    """Measure one job, after loading the compiler and making the optimizer's state."""
     load_all()
     torch.manual_seed(0)
     work = MODELS[model]()

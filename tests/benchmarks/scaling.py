@@ -27,8 +27,8 @@ from _program import plain_parser
 from _tables import markdown
 from _timing import DEVICE, timed
 
-# Assumed, per GPU and direction: the rates that collectives reach, out of 450 GB/s (NVLink 4) and
-# 400 Gbit/s (one InfiniBand NDR card for each GPU), and the seconds of a hop.
+# Assumptions for one GPU and direction: seconds of a hop, and seconds per byte in a collective.
+# The links' peaks are 450 GB/s (NVLink 4) and 400 Gbit/s (one InfiniBand NDR card for each GPU).
 NVLINK_S, NVLINK_BETA = 3e-6, 1 / 300e9
 FABRIC_S, FABRIC_BETA = 10e-6, 1 / 40e9
 ON_HOST = 8
@@ -54,7 +54,7 @@ class Cluster:
 
     @property
     def beta(self) -> float:
-        """Return seconds per byte through all GPUs; a host's cards share its outgoing bytes."""
+        """Return seconds per byte in a collective. A host's network cards share its traffic."""
         return NVLINK_BETA if self.hosts == 1 else max(NVLINK_BETA, FABRIC_BETA / self.on_host)
 
     def ring(self, size: float) -> float:
@@ -82,7 +82,7 @@ def ddp_s(cluster: Cluster, parameters: float, layers: int, compute_s: float) ->
 def sharded_s(
     parts: Cluster, hosts: int, parameters: float, layers: int, compute_s: float
 ) -> float:
-    """Return exposed seconds of two gathers and a reduce-scatter per block, over `parts`.
+    """Return exposed seconds of two all-gathers and a reduce-scatter for each layer, over `parts`.
 
     With `hosts` above 1, each part is also all-reduced over that many copies.
     """
@@ -95,7 +95,7 @@ def sharded_s(
 
 
 def efficiency(strategy: str, gpus: int, parameters: float, layers: int, tokens: int) -> str:
-    """Return the percentage; a dash if the training state does not fit or hybrid has one host."""
+    """Return the efficiency, or a dash if the state does not fit or hybrid has only one host."""
     cluster = Cluster(gpus)
     compute_s = 6 * parameters * tokens / FLOPS
     parts = {"ddp": 1, "fsdp2": gpus, "hybrid": cluster.on_host}[strategy]
@@ -120,7 +120,7 @@ REPEATS = (5, 200)
 def measured() -> dict[int, float]:
     """Run as a rank; return the slowest rank's median seconds of an all-reduce, by its bytes.
 
-    A barrier before each keeps the wait for other ranks out of the time.
+    A barrier before each all-reduce keeps the wait for other ranks out of the time.
     """
     device = torch.device(DEVICE)
     found = {}
@@ -170,7 +170,7 @@ def process_group() -> Iterator[None]:
         torch.cuda.set_device(dist.get_node_local_rank())
     yield
     dist.barrier()
-    time.sleep(1)  # gloo's threads let go of their last tensors before Python ends
+    time.sleep(1)  # gloo's threads release their last tensors before Python ends
     dist.destroy_process_group()
 
 

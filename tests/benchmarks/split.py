@@ -1,4 +1,4 @@
-"""Compare the parts of a step by `profile()` with the parts of the same loop, timed by hand.
+"""Compare the shares of a step's parts by `profile()` with the shares by a stopwatch.
 
 Four of six loops are bound by the loader, by synchronizations, by Python or by computing. One reads
 every row with `.item()`, and one rolls out a policy. Each loop is profiled unchanged. Before and
@@ -44,7 +44,7 @@ Stopwatch = Callable[[str], Any]
 class Loop:
     """`run(part)` makes some steps; `part("forward")` surrounds a part that is timed by hand.
 
-    Without `waits`, a loop waits too often to time each wait by hand, so waits count as the rest.
+    `waits` is False if there are too many waits to time each by hand; they count as the rest.
     """
 
     model: nn.Module

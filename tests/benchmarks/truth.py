@@ -1,12 +1,12 @@
 """Measure how often a benchmark tells the truth: `benchmark()` and three usual ways, side by side.
 
 One small recurrent network over a sequence of 100 is compared with itself (A/A), and with itself
-over sequences that are 1, 2, 5, 10 and 20 % longer, by four protocols in one run: `benchmark()`;
-two `%timeit` averages; two medians of torch.utils.benchmark's Timer; two plain loops. A protocol
-"cries" if it calls the second network faster or slower. Three protocols give only a number: they
-cry at a difference of more than 1 %, because `benchmark()` says "same" within 1 %.
+over longer sequences, by 1, 2, 5, 10 and 20 %. The protocols are `benchmark()`, two averages of
+`%timeit`, two medians of torch.utils.benchmark's Timer, and two plain loops. A protocol "cries" if
+it calls the second network faster or slower. The last three protocols give only a number. They cry
+at a difference of more than 1 %, because `benchmark()` says "same" within 1 %.
 A cycle takes about a minute; a stopped run goes on. `--load busy` runs two other processes in
-bursts. Exits 1 if a promise is broken.
+bursts. Exits 1 if `benchmark()` breaks one of PROMISES.
 """
 
 import random
@@ -49,9 +49,9 @@ def main() -> int:
 
 
 def cycle(number: int) -> Row:
-    """Run `benchmark()` eight times on A/A, twice on 2 % and 5 %, which have promises, else once.
+    """Run `benchmark()` once for each slow-down, but twice for 2 and 5 %, and eight times for A/A.
 
-    The other protocols also run in every fourth cycle.
+    The other protocols run only in every fourth cycle.
     """
     jobs = [("speedbench", planted) for planted in (*PLANTED, *[0] * 7, 2, 5)]
     if number % 4 == 0:

@@ -1,4 +1,4 @@
-"""JupyterLab with real kernels, driven by headless Chromium. Skipped where there is no Chromium."""
+"""Run JupyterLab with real kernels in headless Chromium, or skip the tests without Chromium."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     finally:
         # Kill the server, which would wait for each of its kernels if asked to stop.
         for one in (*psutil.Process(process.pid).children(recursive=True), process):
-            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            with suppress(psutil.NoSuchProcess):  # it has already ended
                 one.kill()
         process.wait()
 
@@ -121,7 +121,7 @@ def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Any]]:
         nbformat.write(notebook, page.file)
         page.address = f"{lab.address}/lab/workspaces/{name}/tree/{name}.ipynb?token={lab.token}"
         page.goto(page.address)
-        page.wait_for_function(READY)  # synchronous: a promise would count as true
+        page.wait_for_function(READY)  # READY returns no promise, which would count as true
         if run:
             page.evaluate("() => { jupyterapp.commands.execute('notebook:run-all-cells') }")
         return page

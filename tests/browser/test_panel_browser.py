@@ -1,4 +1,4 @@
-"""The panel in JupyterLab with a real kernel: what a user sees and does, at every width."""
+"""Test the panel as users see it in JupyterLab, with a real kernel and at several widths."""
 
 import re
 from pathlib import Path
@@ -172,7 +172,7 @@ def test_a_magic_is_followed_and_the_keyboard_works(opened):
 
 @pytest.mark.thorough
 def test_the_picture_in_the_readme_is_of_this_panel(open_notebook):
-    """Write the picture anew, so that it shows the panel as it is now."""
+    """Replace the picture, so that it shows the current panel."""
     cell = f"import os\nos.environ.pop('SPEEDKIT_HARDWARE')\n{SETUP}{WIDE}"
     page = Page(open_notebook(cell, PANEL.format("train_step", 15), width=1250, height=1200))
     page.page.evaluate("() => { jupyterapp.commands.execute('application:toggle-left-area') }")

@@ -22,7 +22,7 @@ every = pytest.mark.parametrize("optimization", CATALOG, ids=lambda one: one.nam
 
 
 def here(optimization) -> tuple:
-    """Return a network, optimizers, and a value that changes them; None if no value does."""
+    """Return a network, optimizers, and a value that changes them, or None if no value does."""
     plain, (model, optimizer) = Hardware.from_json("cpu"), network()
     for predicts, optimizers in ((False, [optimizer]), (True, [])):  # training, then inference
         model.train(not predicts)
@@ -95,7 +95,7 @@ def test_candidates_are_values_that_the_config_accepts(optimization):
 @pytest.mark.parametrize("ending", [None, ValueError, KeyboardInterrupt])
 @every
 def test_what_was_applied_is_taken_back_exactly(optimization, ending):
-    torch_private.import_compiler()  # its flags are part of the snapshot once it is loaded
+    torch_private.import_compiler()  # so that each snapshot has its flags
     name = optimization.name
     model, optimizers, value = here(optimization)
     if value is None:
@@ -134,7 +134,7 @@ def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(name, order)
 
 @every
 def test_what_is_expected_is_what_is_so_once_it_is_applied(optimization):
-    torch_private.import_compiler()  # its flags are part of the snapshot once it is loaded
+    torch_private.import_compiler()  # so that each snapshot has its flags
     if not is_here(optimization):
         pytest.skip(f"needs {optimization.library}")
     model, optimizers, able = here(optimization)

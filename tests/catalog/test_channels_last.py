@@ -1,4 +1,4 @@
-"""channels_last: the layout of convolution weights, gradients and optimizer state."""
+"""Test `channels_last`, the layout of convolution weights, gradients and optimizer state."""
 
 import copy
 
@@ -41,7 +41,7 @@ def test_results_of_the_model_are_contiguous_and_weights_can_be_trained_as_witho
 
 def test_memory_that_is_shared_stays_shared():
     model = nn.Sequential(*(nn.Conv2d(3, 3, 3) for _ in range(5)))
-    model[1].weight = nn.Parameter(model[0].weight.detach())  # two parameters in one memory
+    model[1].weight = nn.Parameter(model[0].weight.detach())  # two parameters share memory
     model[2].share_memory()  # as for training in several processes
     flat = torch.zeros(200)
     model[3].weight.data = flat[:81].view(3, 3, 3, 3)

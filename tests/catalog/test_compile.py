@@ -1,4 +1,4 @@
-"""compile: torch.compile compiles the user's model in place."""
+"""Test `compile`, which compiles the user's model in place."""
 
 import copy
 import platform
@@ -29,7 +29,7 @@ class Own(nn.Module):
 
 
 class Broken(Own):
-    """Model that breaks its graph, which fullgraph=True forbids."""
+    """Model with a graph break, which fullgraph=True forbids."""
 
     def forward(self, x):
         torch._dynamo.graph_break()

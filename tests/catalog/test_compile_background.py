@@ -1,4 +1,4 @@
-"""compile with `background`: another process compiles while the model runs as before."""
+"""Test `compile` with `background`: another process compiles while the model runs as before."""
 
 import contextlib
 import signal

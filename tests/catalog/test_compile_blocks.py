@@ -1,4 +1,4 @@
-"""compile with `scope: blocks`. The backend `eager` shares and guards code as Inductor does."""
+"""Test `compile` with `scope: blocks`. The backend `eager` shares and guards code like Inductor."""
 
 import copy
 import itertools
@@ -60,7 +60,7 @@ MAKES = {
     "sequences": lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU()),
 }
 X = torch.ones(2, 3)
-# In newer torch, each torch.compile call has its own recompile limit; bound methods share code.
+# In newer torch, each call of torch.compile has its own recompile limit.
 HAS_LIMITS = "recompile_limit" in signature(torch.compile).parameters
 
 
@@ -156,7 +156,7 @@ def test_its_code_compiles_the_same_blocks_in_place(form, kind):
     lines = text[begin:].split("\n\n")[0]
     keys, plain = list(model.state_dict()), model(X)
     exec(lines, {"model": model, "torch": torch})
-    # Some versions without such limits also share the graphs of torch's classes.
+    # Versions without such limits may compile each block, if its class is torch's own.
     assert 1 <= graphs_of(lambda: model(X)) <= (1 if HAS_LIMITS or kind == "the user's" else 4)
     assert torch.allclose(model(X), plain, atol=1e-6)
     assert list(model.state_dict()) == keys

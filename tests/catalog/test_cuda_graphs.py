@@ -1,4 +1,4 @@
-"""cuda_graphs records calls or lets them run as usual; on CPUs, a stand-in records them."""
+"""Test `cuda_graphs`, which records calls or runs them as usual. A stand-in records on CPUs."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""device: the device of the model. Moving a model is tested in tests/device."""
+"""Test `device`, which chooses the model's device. tests/device tests that a model moves."""
 
 import re
 

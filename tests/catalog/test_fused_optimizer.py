@@ -1,4 +1,4 @@
-"""fused_optimizer: existing optimizers are switched in place."""
+"""Test `fused_optimizer`, which switches existing optimizers in place."""
 
 import copy
 from functools import partial

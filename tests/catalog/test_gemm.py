@@ -1,4 +1,4 @@
-"""gemm: the library that multiplies float32 matrices on CPUs."""
+"""Test `gemm`, which chooses the library that multiplies float32 matrices on CPUs."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""grad_scaler: the user's unchanged loop computes the same as the documented loop with a scaler."""
+"""Test `grad_scaler`: a plain loop computes the same as torch's documented loop with a scaler."""
 
 import copy
 
@@ -19,7 +19,7 @@ def parts(kind=torch.optim.AdamW, seed=0):
 
 
 def documented(net, optimizer, x, y, steps, clip=0.0):
-    """Train by the loop of torch's own documentation."""
+    """Train with the loop from torch's documentation."""
     scaler = torch.amp.GradScaler("cpu")
     for _ in range(steps):
         with torch.autocast("cpu", torch.float16):

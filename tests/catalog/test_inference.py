@@ -1,4 +1,4 @@
-"""inference: models that only predict are called without recording for autograd."""
+"""Test `inference`, which skips the recording for autograd in models that only predict."""
 
 import copy
 from types import SimpleNamespace
@@ -69,7 +69,7 @@ def test_results_that_enter_a_loss_give_the_gradients_of_the_plain_model():
 
 
 class Other(nn.Module):
-    """Model that returns a dict or object of results; if `keeps`, a multiple of a stored tensor."""
+    """Model that returns a dict or an object. If `keeps`, it counts calls and stores a result."""
 
     def __init__(self, kind="dict", keeps=False):
         super().__init__()
@@ -154,7 +154,7 @@ AFTERWARDS = {
 
 
 def outcome(model: nn.Module, use, x: torch.Tensor):
-    """Return the text of torch's error, and a pair of the result and the gradients."""
+    """Return the text of torch's error (or ""), and a pair of the result and the gradients."""
     given, said = None, ""
     try:
         given = use(model, x)

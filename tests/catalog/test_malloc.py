@@ -1,4 +1,4 @@
-"""malloc: freed memory stays with the process while the plan is in force."""
+"""Test `malloc`, which keeps freed memory in the process while the plan is in force."""
 
 import psutil
 import pytest
@@ -29,7 +29,7 @@ def test_large_tensors_come_from_the_system_once_and_go_back_when_the_plan_is_re
     model = nn.Linear(2, 2)
     with heap.kept():
         pass
-    heap.occupy_free_addresses()  # other tests leave some in the heap
+    heap.occupy_free_addresses()  # other tests leave free memory in the heap
     assert faulted_bytes() > 8 * LARGE_BYTES
     with apply_speedups(model, SpeedConfig(malloc=True).alone())[1] as context:
         assert context.plan["malloc"].active

@@ -1,4 +1,4 @@
-"""A user's function that is added to the catalog at run time works like every other entry."""
+"""Test that a user's function in the catalog works like every other entry."""
 
 import copy
 import io

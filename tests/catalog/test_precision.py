@@ -1,4 +1,4 @@
-"""precision: the model's own calls run under autocast and return float32."""
+"""Test `precision`: the model's own calls run under autocast and return float32."""
 
 import copy
 import dataclasses
@@ -191,7 +191,7 @@ def test_dynamo_follows_the_plan_that_is_in_force():
 
 
 class Adapted(nn.Module):
-    """Model of a trained layer and a frozen layer, large enough that its cast weight is kept."""
+    """Model with a trained and a frozen layer. The frozen weight is large, so its cast is kept."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""sdpa: which attention kernel is tried first."""
+"""Test `sdpa`, which chooses the attention kernel that torch tries first."""
 
 import pytest
 import torch

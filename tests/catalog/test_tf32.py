@@ -1,4 +1,4 @@
-"""tf32: reduced precision inside float32 products."""
+"""Test `tf32`, which sets the precision inside float32 products."""
 
 import pytest
 import torch

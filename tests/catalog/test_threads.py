@@ -1,4 +1,4 @@
-"""threads: the number of intra-op threads."""
+"""Test `threads`, the number of intra-op threads."""
 
 import pytest
 import torch

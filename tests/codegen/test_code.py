@@ -1,4 +1,4 @@
-"""Check the text of generated code, and that it does without SpeedKit what its plan does."""
+"""Check the text of generated code, and that it does the same as its plan, without SpeedKit."""
 
 import copy
 import itertools
@@ -21,7 +21,7 @@ every_machine = pytest.mark.parametrize("machine", MACHINES)
 
 
 def plans(machine: str):
-    """Yield auto plans, plans of single values (with auto options and alone), and combinations."""
+    """Yield auto plans, plans with one value (alone and with auto options), and combinations."""
     hardware = Hardware.from_json(machine)
     device = hardware.accelerators[0].kind if hardware.accelerators else "cpu"
     there = FACTS.moved(device)

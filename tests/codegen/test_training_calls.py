@@ -1,4 +1,4 @@
-"""Printed loops and generated code call every kind of model with the arguments that it takes."""
+"""Test that generated code calls every kind of model with the arguments that it takes."""
 
 import copy
 from collections import UserDict
@@ -16,7 +16,7 @@ from speedkit_jupyter.machines import flags
 
 
 class PreTrainedModel(nn.Module):
-    """Model that counts as one of transformers by its class name, even without the library."""
+    """Model that SpeedKit takes for a transformers model, because of its class name."""
 
 
 def kind_of_model(forward, base: type = nn.Module) -> type:
@@ -49,7 +49,7 @@ class Wrapper(nn.Module):
 
 
 class LightningModule(nn.Module):
-    """Model that counts as Lightning's by its class name; its step also calls a part directly."""
+    """Model that SpeedKit takes for a Lightning model. Its step also calls a part directly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def trained(model: nn.Module, held: dict, text: str, arguments: list) -> list:
 
 
 def in_three_ways(shape: Shape, optimizers: str, **config) -> list[list]:
-    """Train by the loop under a plan, the plan's code, and the loop alone; return all results."""
+    """Train under a plan, with the plan's code, and with the plain loop; return all results."""
     arguments = [given()[one] for one in shape.given]
     arguments += [nn.functional.mse_loss] if shape.given[-1] == "y" else []
     models = [made(shape) for _ in range(3)]

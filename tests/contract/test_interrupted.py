@@ -1,4 +1,4 @@
-"""docs/contract.md: everything is restored after an error in the step and after Ctrl-C."""
+"""Test docs/contract.md: everything is restored after an error in the step and after Ctrl-C."""
 
 import contextlib
 import signal

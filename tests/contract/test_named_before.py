@@ -1,4 +1,4 @@
-"""docs/contract.md, "Named before the run": StateWarnings name what can't be put back."""
+"""Test docs/contract.md, "Named before the run": warnings name state that can't be restored."""
 
 import functools
 import os

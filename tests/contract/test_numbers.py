@@ -1,4 +1,4 @@
-"""docs/contract.md, "Numbers": intervals and verdicts, also on a busy machine, and budgets."""
+"""Test docs/contract.md, "Numbers": intervals, verdicts (also on a busy machine) and budgets."""
 
 import math
 import random
@@ -37,7 +37,7 @@ class Drawing(Sampler):
 
 
 def called_other(variants: int, seed: int) -> list[str]:
-    """Return the variants that a run wrongly calls faster or slower: all are equally fast."""
+    """Return the variants that a run calls faster or slower, although all are equally fast."""
     order = random.Random(seed)
     speed, now_s = 1.0, 0.0
 

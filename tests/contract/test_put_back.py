@@ -1,4 +1,4 @@
-"""docs/contract.md: a test for each line of "Put back after a measurement", several inputs each."""
+"""Test each line of "Put back after a measurement" in docs/contract.md, with several inputs."""
 
 import logging
 import random
@@ -65,7 +65,7 @@ def picture(value: Any) -> Any:
     return value if isinstance(value, int | float | str | bytes | bool | type(None)) else str(value)
 
 
-# Code before the step, the step's code besides training, and an expression that must not change.
+# A case has code before the step, code of the step, and an expression that must not change.
 CASES: dict[str, list[tuple[str, str, str]]] = {
     "tensors": [
         ("t = torch.zeros(3)", "t.add_(1)", "t"),
@@ -181,7 +181,7 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
 
 
 def measured(cases: list[tuple[str, str, str]]) -> Iterator[tuple[str, Any, Any]]:
-    """Measure a step that runs all `cases`; yield each case's step and probe before and after."""
+    """Measure a step that runs all `cases`; yield each case's step, and its probe's two values."""
     step_names: dict[str, Any] = {"__name__": "__main__"}
     exec(PRELUDE, step_names)
     each = []

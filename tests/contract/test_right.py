@@ -1,4 +1,4 @@
-"""docs/contract.md, "Right": a variant that computes other values is found, and never wins."""
+"""Test docs/contract.md, "Right": a variant that computes wrong values never wins."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Plugin `pytest -p sim`: a device "sim" on the CPU, asynchronous as a GPU is (sim.cpp)."""
+"""Add a device "sim" (`pytest -p sim`). It runs on the CPU, asynchronously like a GPU (sim.cpp)."""
 
 import os
 import sys
@@ -86,7 +86,7 @@ class Graph(TorchDispatchMode):
 
 @pytest.fixture
 def recorded_graphs(monkeypatch):
-    """Replace `torch.cuda`'s graph functions by ones that record graphs on this device."""
+    """Replace the graph functions of `torch.cuda`, so that they record graphs on this device."""
     from speedkit_jupyter.extras.kernels import graphs
 
     monkeypatch.setattr(graphs, "KIND", "sim")

@@ -1,4 +1,4 @@
-"""The package on an accelerator: a GPU, or (`make device`) one that sim.cpp imitates."""
+"""Test the package on an accelerator: a GPU, or the device of sim.cpp (`make device`)."""
 
 import sys
 
@@ -146,7 +146,7 @@ def test_random_numbers_come_back_whether_the_kind_is_known_or_not(training, mon
 
 @pytest.fixture
 def late(sim, made_time):
-    """Make a kernel take KERNEL_S, which pass on the simulated clock when code waits for it."""
+    """Make a kernel take KERNEL_S seconds. The simulated clock moves when code waits for it."""
     sim.reset(KERNEL_S, nap=made_time.sleep)
     return made_time
 

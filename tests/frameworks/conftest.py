@@ -1,4 +1,4 @@
-"""Fixtures for tests with real frameworks: a model, its data, and comparisons of objects."""
+"""Fixtures for tests with real frameworks: a model, its data, and a comparison of objects."""
 
 import logging
 import random
@@ -46,7 +46,7 @@ def loader(batch) -> torch.utils.data.DataLoader:
 
 
 class Look:
-    """Everything that objects hold, by path: values, copies of tensors, and object identities."""
+    """A record, by path, of the values, tensor copies and object identities in some objects."""
 
     def __init__(self, *objects: Any) -> None:
         numbers = np.random.get_state()[1]

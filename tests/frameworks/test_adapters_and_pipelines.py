@@ -1,4 +1,4 @@
-"""transformers, peft and diffusers under plans: the same files, hooks, adapters and results."""
+"""Check that plans keep the files, hooks and adapters of transformers, peft and diffusers."""
 
 import hashlib
 from pathlib import Path
@@ -145,7 +145,7 @@ def test_code_with_int8_leaves_adapters(hardware):
 def test_advice_names_a_needless_cast_to_float32():
     peft = pytest.importorskip("peft")
     base = llama().bfloat16()
-    base.config.dtype = torch.bfloat16  # as from_pretrained(dtype=…) leaves it
+    base.config.dtype = torch.bfloat16  # as from_pretrained(dtype=…) sets it
     base = peft.prepare_model_for_kbit_training(base)
     model = peft.get_peft_model(base, peft.LoraConfig(r=2))
     step = lambda: model(IDS, labels=IDS).loss.backward()  # noqa: E731

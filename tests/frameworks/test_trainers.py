@@ -33,7 +33,7 @@ def made(folder, **given):
     import transformers
     from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(reset_partial_state=True)  # it keeps a Trainer's precision
+    AcceleratorState._reset_state(reset_partial_state=True)  # it keeps the last precision
 
     class Counting(transformers.TrainerCallback):
         steps = 0
@@ -64,7 +64,7 @@ def made(folder, **given):
     ("trained", "tried"), [(False, "baseline,bf16,fused_optimizer"), (True, "baseline,bf16")]
 )
 def test_training_with_transformers_is_measured_and_put_back(trainer, look, trained, tried):
-    if trained:  # its loader's state_dict() fails from then on
+    if trained:  # after this, its loader's state_dict() fails
         trainer.train()
     objects = trainer.model, *([trainer.optimizer, trainer.lr_scheduler] if trained else [])
     before = look(*objects)
@@ -78,7 +78,7 @@ def test_training_with_transformers_is_measured_and_put_back(trainer, look, trai
 
 @pytest.fixture(params=["automatic", "manual"])
 def lightning(request, net, loader):
-    """Return a module and `fit()` with a new Trainer; a manual module has two optimizers."""
+    """Return a module, and `fit()`, which trains it; a manual module has two optimizers."""
     import lightning
 
     class Average(lightning.Callback):

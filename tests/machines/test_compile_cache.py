@@ -1,4 +1,4 @@
-"""Check the folder of compiled code (owner, modes, size) and the joining of kernel libraries."""
+"""Check the folder of compiled code, and that a graph's kernels share one library."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ MODEL = nn.Linear(2, 2)
 
 @pytest.fixture
 def unset() -> Iterator[pytest.MonkeyPatch]:
-    """Unset the variable with the user's choice of a folder; yield the patch."""
+    """Unset the variable that names the user's folder; yield the monkeypatch."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(compile_cache.FOLDER, raising=False)
         compile_cache._warn_once.cache_clear()

@@ -42,7 +42,7 @@ def test_a_changed_switch_is_seen_and_put_back(name: str, two_threads: None) -> 
         change(value)
         assert flags.snapshot()[name] == value
         changed = [one.name for one in flags.diff(before, flags.snapshot())]
-        # The environment may have set the same value: TORCHINDUCTOR_VEC_ISA_OK.
+        # The environment may already set the value, as TORCHINDUCTOR_VEC_ISA_OK does.
         assert (name in changed) == (value != before[name])
         flags.restore(before)
         assert flags.snapshot() == before
@@ -67,12 +67,12 @@ def test_restore_comes_back_to_any_state_from_any_other(first: Any, second: Any)
     assert flags.snapshot() == wanted
 
 
-# Switches that do not depend on each other, and values other than the original.
+# Switches that do not depend on each other.
 INDEPENDENT = ("num_threads", "default_dtype", "sdp.flash", "cudnn.benchmark")
 wishes = st.dictionaries(st.sampled_from(INDEPENDENT), st.integers(0, 2), min_size=1).map(
     lambda wish: {n: OTHER_VALUES[n][1][i % len(OTHER_VALUES[n][1])] for n, i in wish.items()}
 )
-# A dict is pushed as a layer; a number selects the applied layer that is popped.
+# A dict is pushed as a layer; a number selects the layer to remove.
 moves = st.lists(wishes | st.integers(0, 9), max_size=12)
 
 

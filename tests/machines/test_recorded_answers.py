@@ -11,8 +11,8 @@ from speedkit_jupyter.step import memory
 
 MIB, GIB = 2**20, 2**30
 CUDA = torch.device("cuda")
-# Recorded are name, capability, bytes, multiprocessors and AMD's architecture. Expected are bf16,
-# TF32 and the plan's precision, which stays fp32 on an AMD GPU until bf16 is measured.
+# Each row has a GPU's recorded name, capability, bytes, multiprocessors and AMD architecture. The
+# expected bf16, TF32 and precision follow. AMD GPUs stay at fp32 until bf16 is measured.
 GPUS = {
     "NVIDIA/DALI#1813": ("Tesla T4", 7, 5, int(14.75 * GIB), 40, "", False, False, "fp16"),
     "bottlerocket-os/bottlerocket#3873": (
@@ -49,7 +49,7 @@ def test_the_properties_of_a_gpu_decide_its_precision(source, here, monkeypatch)
 
 @pytest.fixture
 def answers(monkeypatch):
-    """Return `answers(stats, …)`, which lets torch's memory counters return these one by one."""
+    """Return `answers(stats, …)`, which makes torch's memory counters return each dict in turn."""
 
     def record(*stats, free_bytes=0, total_bytes=0):
         left = [*stats]
@@ -64,7 +64,7 @@ def answers(monkeypatch):
 
 
 def test_the_peak_of_a_step_is_what_the_counters_grew_by(answers):
-    """Replay a forward pass of a diffusion model, from sgl-project/sglang#18865."""
+    """Replay the memory counters of a diffusion model, from sgl-project/sglang#18865."""
     before = {"allocated_bytes.all.current": int(33905.64 * MIB)}
     after = {"allocated_bytes.all.peak": int(53044.04 * MIB)}
     answers(before, after)
@@ -74,7 +74,7 @@ def test_the_peak_of_a_step_is_what_the_counters_grew_by(answers):
 
 
 def test_a_gpu_whose_counters_stay_zero_has_no_peak_above_the_state(answers):
-    """Replay a gfx900 Radeon under ROCm 3.3, from ROCm/pytorch#703."""
+    """Replay the counters of a gfx900 Radeon under ROCm 3.3, from ROCm/pytorch#703."""
     answers({"allocated_bytes.all.current": 0, "allocated_bytes.all.peak": 0})
     assert memory.needed(lambda: None, CUDA, [torch.ones(256)]) == memory.MemoryUse(1024, 1024)
 

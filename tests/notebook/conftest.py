@@ -84,7 +84,7 @@ def shell(loaded_shell: Shell) -> Shell:
 
 @pytest.fixture
 def seen(shell: Shell) -> Callable[[], list[Any]]:
-    """Return a function that takes all items from the queue `seen`, which cells fill."""
+    """Return a function that empties `seen`, a queue that cells fill, and returns its items."""
     queue = shell.names["seen"] = SimpleQueue[Any]()
     return lambda: [queue.get_nowait() for _ in range(queue.qsize())]
 

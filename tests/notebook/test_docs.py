@@ -14,7 +14,7 @@ from speedkit_jupyter.report.verdicts import PAGES
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGE_FILES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
-# Each measurement gets a budget of one second, because no test reads its result.
+# Replacements that shorten the measurements of pages, because no test reads the results.
 BUDGETS = (
     (re.compile(r"\btune=True"), "tune=True, budget_s=1"),
     (re.compile(r"\b500\b"), "50"),

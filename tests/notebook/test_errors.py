@@ -1,4 +1,4 @@
-"""Wrong lines get one-line errors: those in `errors.txt`, which `--regenerate-plans` rewrites."""
+"""Wrong lines get the one-line errors in errors.txt, which `--regenerate-plans` rewrites."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from IPython.core.error import UsageError
 
 FILE = Path(__file__).with_name("errors.txt")
-# Separates the lines of a cell in the file.
+# A mark between the lines of a cell in the file.
 END = " ⏎ "
 LONG = 100
 NOTEBOOK = """

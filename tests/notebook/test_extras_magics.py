@@ -43,7 +43,7 @@ def epoch():
 """
 
 
-# On the simulated clock the remedy would save no time, so that its trial would refute it.
+# On the simulated clock, the remedy would save no time, so its trial would show no gain.
 @pytest.mark.real_time
 @pytest.mark.smoke
 def test_what_is_slow_stands_with_evidence_and_is_tried_by_its_number_or_its_rule(shell):

@@ -1,4 +1,4 @@
-"""Behavior that only a real kernel shows: the stop button, tracebacks, progress, displays."""
+"""Check behavior that only a real kernel shows, such as the stop button and displays."""
 
 import re
 import time

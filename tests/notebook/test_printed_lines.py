@@ -23,7 +23,7 @@ QUOTED = re.compile(r"(?<!`)`(%%?speed(?:kit|bench)\b[^`\n]*)`(?!`)")
 OWN_LINE = re.compile(r"^(?:In:)?\s*(%%?speed(?:kit|bench)\b[^`\n]*)$", re.MULTILINE)
 PROSE = re.compile(r"%speedkit (?P<command>[a-z]+)|%%speedbench (?P<options>(?:--[a-z-]+ ?)+)")
 OWN = re.compile(r'@optimization\("(\w+)"')
-# Stands for a value in an f-string.
+# Replaces a value in an f-string.
 HOLE = "1"
 FOR = {"NUMBER": "1", "N": "2", "TIMES": "2", "FORM": "torch", "ACTION": "show", "TOPIC": "apply"}
 

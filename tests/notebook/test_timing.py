@@ -1,4 +1,4 @@
-"""Time cells with %%speedbench: without --compare, it does all that %%timeit does."""
+"""Time cells with %%speedbench, which without --compare does all that %%timeit does."""
 
 import pytest
 

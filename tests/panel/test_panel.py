@@ -229,7 +229,7 @@ def test_without_a_step_measure_says_what_to_do(names, step, told):
 
 
 def drain(panel: Panel, button: str, cell: Any = None) -> int:
-    """Click and run the event loop, with `cell(turn)` in each turn, to the end; count the turns."""
+    """Click a button, call `cell(turn)` in each turn of the event loop, and return their number."""
     turns = 0
 
     async def main() -> None:

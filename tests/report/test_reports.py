@@ -1,4 +1,4 @@
-"""Reports as text and HTML: units, tables, folded lines, and rows during a measurement."""
+"""Check reports as text and HTML: units, tables, folded lines and the progress bar."""
 
 import math
 import re

@@ -1,6 +1,6 @@
-"""Judge generation, where one argmax that rounding changes also changes all later tokens.
+"""Judge generation, where rounding may change one token and so all later tokens.
 
-After CLOSE, two tokens' logits differ by less than bf16 resolves, so bf16 picks the other token.
+After the token CLOSE, two logits are so close that bf16 picks another token than float32.
 """
 
 import pytest
@@ -87,7 +87,7 @@ def test_a_failure_of_mixed_dtypes_names_the_next_step():
 
 
 class OwnMask(NextToken):
-    """Model that, under bf16, gets another mask, as with a plan's cache, and scales its logits."""
+    """Model that gets a larger mask under bf16, where it also multiplies its logits by `times`."""
 
     def __init__(self, times: float) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ def test_a_fault_is_told_by_the_names_of_the_code():
 
 
 def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout():
-    """Let the batch's halves cancel each other's gradients, so only rounding errors remain."""
+    """Give equal samples opposite signs, so gradients cancel and only rounding errors remain."""
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU6(),
         nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False), nn.BatchNorm2d(16), nn.SiLU(),

@@ -1,4 +1,4 @@
-"""The float64 reference and the control run support unusual steps, and restore all tensors."""
+"""Check that the float64 reference and the control run handle unusual steps and undo them."""
 
 import warnings
 from typing import Any

@@ -89,7 +89,7 @@ def test_a_step_that_gets_slower_with_each_call_makes_no_plan_faster(made_time, 
     network, optimizer, x = small()
     count = [0]  # grows like a replay buffer, a curriculum, or a cache of keys
     disturbed: SimpleQueue[float] = SimpleQueue()
-    for seconds in (0.02, 0.0, 0.03, 0.0, 0.02, 0.0):  # these make one warm-up longer
+    for seconds in (0.02, 0.0, 0.03, 0.0, 0.02, 0.0):  # these delays lengthen one warm-up
         disturbed.put(seconds)
 
     def loss() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Load by other processes on the cores is noticed and reported."""
+"""Measurements notice and report the load of other processes."""
 
 import functools
 import itertools
@@ -45,7 +45,7 @@ def compared(inner: int) -> Comparison:
     return benchmark(step, "baseline,sdpa:math", model=model, budget_s=6)
 
 
-@pytest.mark.parametrize("inner", [10, 300])  # blocks of several short steps, steps of ms
+@pytest.mark.parametrize("inner", [10, 300])  # with 10, a block has several steps
 def test_where_others_hold_the_cores_the_truth_is_inside_and_the_load_said(held_cores, inner):
     found = compared(inner)
     ratio = found.ratio(found.records[1])

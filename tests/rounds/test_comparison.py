@@ -17,7 +17,7 @@ ENVIRONMENT = {"device": "a CPU", "torch": "2.13.0"}
 
 
 def comparison(**speeds: float) -> Comparison:
-    """Return a comparison of variants with these speed-ups, and noise that each round shares."""
+    """Return a comparison of variants with these speed-ups. A round's noise is mostly shared."""
     order = random.Random(0)
     noise = [order.uniform(1, 2) for _ in range(200)]
     records = [Record("baseline", times_s=list(noise))]

@@ -49,7 +49,7 @@ def write(file: Path, what: Any) -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Return the settings' file, and `by(name)`, which returns a variant's distinct settings."""
+    """Return the file, and `by(name)`, which returns the distinct settings of a variant's steps."""
     file, block = tmp_path / "seen.jsonl", Sampler._block
 
     def named(sampler: Sampler, runner: Any) -> Any:
@@ -142,7 +142,7 @@ def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch,
     benchmark(parts.step, "baseline,bf16,fp16", **given, budget_s=0.05)
     usual = gradients["baseline"][0]
     assert all(0.5 < one / usual < 2 for name in ("baseline", "bf16") for one in gradients[name])
-    # The first scales may overflow; scaled twice, gradients would be 2**32 times as large.
+    # The first scales may overflow. Gradients scaled twice would be 2**32 times as large.
     scales = [one / usual for one in gradients["fp16"] if math.isfinite(one) and one > 2 * usual]
     assert scales
     assert all(2.0**6 < one < 2.0**18 for one in scales)

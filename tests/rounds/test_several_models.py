@@ -38,7 +38,7 @@ def distilled() -> Made:
 
 
 def taught(named_first: bool) -> Made:
-    """Return a distillation step whose teacher comes first, by its name or in `model`."""
+    """Return a distillation step; the teacher is first by variable name or in the list `model`."""
     a_teacher, student = net().requires_grad_(False), net()
     optimizer = adam(student)
     step = training_step(optimizer, lambda: (a_teacher(X) - student(X)).pow(2).mean())

@@ -1,4 +1,4 @@
-"""Contenders are timed in shuffled rounds, as long as the budget and their checks allow."""
+"""Contenders race in shuffled rounds, within a budget that leaves time for checks."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -70,7 +70,7 @@ def test_a_round_that_is_left_out_does_not_count_and_the_end_can_be_said() -> No
 
 
 def planned(budget_s: float, *steps_s: float) -> tuple[list[Runner], float, float]:
-    """Return the variants of these step times that fit, and seconds for rounds and checks."""
+    """Return the variants that fit the budget, and the seconds for rounds and for checks."""
     runners: list[Any] = [
         SimpleNamespace(
             usual_s=step_s,

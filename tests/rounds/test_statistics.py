@@ -1,4 +1,4 @@
-"""Ratios, intervals and verdicts, on made-up times: no clock is involved."""
+"""Check ratios, intervals and verdicts on made-up times, without a clock."""
 
 import math
 

@@ -15,7 +15,7 @@ Parts = tuple[nn.Module, Any, Callable[[], None]]
 
 @pytest.fixture
 def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
-    """Install a clock for the engine and the search on which only sleeping takes long."""
+    """Install the simulated clock, on which a reading takes 10 µs."""
     return installed(request, monkeypatch, tick_s=1e-5)
 
 
@@ -29,8 +29,8 @@ def no_notebook(monkeypatch: pytest.MonkeyPatch, few_candidates: None) -> None:
 def work(made_time: MadeTime) -> Callable[..., Parts]:
     """Return `work(seconds)`, which makes a network, an optimizer, and a step of `seconds(on)`.
 
-    `on.fused`, `on.last` (channels_last) and `on.bf16` tell which changes are in force. `linear`
-    features make the network one layer, for which a search tries one cheap change instead of two.
+    `on.fused`, `on.last` (channels_last) and `on.bf16` tell which changes are in force. With
+    `linear` features, the network is one layer, and a search tries one cheap change, not two.
     """
 
     def make(seconds, linear=0, batch=(2, 1, 8, 8), loss=lambda out, on: out.sum()) -> Parts:

@@ -20,7 +20,7 @@ from speedkit_jupyter.step.step import step_of
 
 @pytest.fixture
 def timed(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
-    """Return `timed(step_s, fused)`, which makes a step of `step_s` s, times `fused` if fused."""
+    """Return `timed(step_s, fused)`; the step takes `step_s` s, or `fused` times that if fused."""
     return lambda step_s, fused=0.5: work(lambda on: step_s * (fused if on.fused else 1.0))
 
 
@@ -55,7 +55,7 @@ def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(timed):
 
 @pytest.mark.parametrize("others", ["", ",channels_last"])
 def test_what_is_too_slow_for_a_single_round_is_left_out_with_its_figure(timed, others):
-    """Check that the other variants are still timed, like float32 where bf16 is emulated."""
+    """Check that other variants are timed even if one is very slow, as emulated bf16 may be."""
     network, optimizer, step = timed(0.5, fused=30.0)
     names = f"baseline,fused_optimizer{others}"
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=40)
@@ -104,13 +104,13 @@ def test_a_budget_within_another_ends_with_it(made_time):
 
 @pytest.mark.parametrize(("first_s", "later_s"), [(4.0, 0.2), (0.2, 0.6)])
 def test_a_default_budget_follows_the_steps_that_are_measured(work, made_time, first_s, later_s):
-    """Vary whether the first second or the rest is slower, as other programs may disturb either."""
+    """Let other programs slow down the first second, or all later steps."""
     *parts, step = work(lambda on: first_s if made_time.now_s() < 1 else later_s, linear=4)
     search = PlanSearch(step_of(step, *parts))
     began_s = made_time.now_s()
     list(search.run())
     took_s = made_time.now_s() - began_s
-    # On some machines there is more to prove, and the budget leaves time for it.
+    # The budget differs by machine, because some machines have more plans to prove.
     assert 60 * later_s <= search.budget.seconds <= 240 * later_s
     assert took_s < 1.25 * search.budget.seconds + first_s
 

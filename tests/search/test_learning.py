@@ -172,7 +172,7 @@ def learned(model: nn.Module) -> learning.Task:
 
 
 def as_found_by(engine: Any) -> None:
-    """Rewrite the store's rows as if by this engine; None stands for one without a number."""
+    """Rewrite the store's rows as if this engine had stored them; None removes the engine."""
     with sqlite3.connect(database.folder() / "speedkit.sqlite") as connection:
         for number, text in connection.execute("SELECT id, value FROM entries").fetchall():
             row = {k: v for k, v in json.loads(text).items() if k != "engine"}

@@ -1,4 +1,4 @@
-"""A search that could not decide says so, keeps nothing, and takes no plan away."""
+"""A search that could not decide says so, stores nothing, and leaves the plan in force."""
 
 import random
 import warnings
@@ -148,7 +148,7 @@ def test_a_plan_stays_likely_while_it_waits_for_another_race(work):
 
 
 def proof_of(ratios, parts) -> tuple[list[Candidate], Comparison]:
-    """Return a plan and its part bf16, and 18 rounds of baseline, plan (1 s each) and part."""
+    """Return a plan and its part bf16, and a comparison of 18 rounds; the plan takes 1 s."""
     whole = Candidate({"precision": "bf16", "fused_optimizer": True})
     times = {"baseline": ratios, whole.name: [1.0] * 3, "bf16": parts}
     records = [Record(name, 6 * each, accuracy=Accuracy("exact")) for name, each in times.items()]

@@ -151,7 +151,7 @@ def test_what_a_step_changes_comes_back_again_and_again(kind: str) -> None:
 
 
 def test_a_copy_for_timing_has_its_own_values_only_where_they_may_take_time() -> None:
-    """Reuse the first snapshot's copy of a large tensor, but not of small or restrided ones."""
+    """Reuse the first snapshot's copy only of large tensors whose strides are unchanged."""
     large, small, turned = torch.zeros(1 << 18), torch.zeros(3), torch.zeros(512, 1024)
     walk = Walk([[large, small, turned]])
     first = Snapshot(walk)

@@ -181,5 +181,5 @@ def test_with_processes_it_goes_on_where_it_stood_however_it_is_drawn_from(made_
         found = benchmark(lambda: model(draw()).sum().backward(), "baseline,bf16", budget_s=0.05)
     assert not found.records[1].failure
     assert drawn(draw) == expected
-    said = [one for one in said if one.category is not DeprecationWarning]  # Python 3.12 on fork
+    said = [one for one in said if one.category is not DeprecationWarning]  # from Python's fork
     assert bool(said) == (way is not looped_over)

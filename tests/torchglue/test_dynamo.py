@@ -69,7 +69,7 @@ def test_a_compilation_is_told_and_its_error_known():
     told = []
     remove = dynamo.on_compiling(told.append, told.append)
     before = dynamo.compile_counters()["stats"]["unique_graphs"]
-    noted = dynamo.compilations()[-1:]  # torch keeps only the latest
+    noted = dynamo.compilations()[-1:]  # torch keeps only the latest entries
     try:
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
     finally:

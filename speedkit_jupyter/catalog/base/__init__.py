@@ -1,1 +1,1 @@
-"""Base classes and records of the switches."""
+"""Base classes and records of the catalog's optimizations."""

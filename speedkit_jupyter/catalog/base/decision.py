@@ -1,4 +1,4 @@
-"""The request for a switch, the decision about it, and equivalent torch code, as dataclasses."""
+"""Dataclasses for a request, for the decision about it, and for equivalent torch code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Decision:
     source: Source = "auto"  # the origin of the request
     active: bool = False  # True if a plan applies the value
     declined: bool = False  # True if a request was refused or replaced, or applying changed nothing
-    worth_measuring: Any = None  # a value about which only a measurement can decide
+    worth_measuring: Any = None  # a value that may be faster, for a measurement to decide
     details: Mapping[str, Any] = field(default_factory=dict)
     asked: bool = False  # True if an explicit request decided
     measured: str = ""  # the measurement behind the decision, in words
@@ -57,7 +57,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Request:
-    """The value requested for one optimization, the value's origin, and a measurement, if any."""
+    """A requested value for one optimization, with its origin and any measurement behind it."""
 
     name: str
     value: Any
@@ -124,7 +124,7 @@ class Snippet:
     The source uses the names `model` and `loss`, and the placeholder `{optimizer}`.
     """
 
-    comment: str = ""  # a comment instead of the decision's reason
+    comment: str = ""  # the comment in the script; by default the decision's reason
     imports: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()  # process-wide flags and functions, at the top
     compiling: tuple[str, ...] = ()  # further flags if the model is compiled
@@ -134,7 +134,7 @@ class Snippet:
     optimizers: tuple[Mapping[str, str], ...] = ()  # keyword arguments for each optimizer
     training: tuple[str, ...] = ()  # lines that run once, after the optimizer is created
     compiled: str = ""  # an expression for the compiled model
-    changes_forward: str = ""  # the name of a function that gives a module another `forward`
+    changes_forward: str = ""  # the name of a function that replaces a module's `forward`
     forward: tuple[str, ...] = ()  # context managers around forward pass and loss
     loss: str = "loss"  # the expression on which backward() is called
     step: str = "{optimizer}.step()"

@@ -1,4 +1,4 @@
-"""Base classes: Optimization for the switches, and Fields for options with named fields."""
+"""Base classes: Optimization for catalog entries, and Fields for options with named fields."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Fields(BaseModel):
 
 
 def described(options: Any) -> Any:
-    """Return the annotation; if it has no Field, add one whose description lists allowed words."""
+    """Return the annotation with a Field; an added Field's description lists the allowed words."""
     if any(isinstance(one, FieldInfo) for one in getattr(options, "__metadata__", ())):
         return options
     return Annotated[options, Field(description=", ".join(choices(options)))]
@@ -86,20 +86,20 @@ class Optimization(ABC):
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
     before: ClassVar[str] = ""  # name of the entry in front of which `add` puts this entry
-    forms: ClassVar[Mapping[str, str]] = {}  # modules that write further forms of code, by form
+    forms: ClassVar[Mapping[str, str]] = {}  # modules that write more forms of `code --as`, by form
     variable: ClassVar[str | None]  # environment variable, if any; default `SPEEDKIT_<NAME>`
     follows: ClassVar[bool] = False  # True if `auto` acts even in a config with `alone`
     costly: ClassVar[bool] = False  # True if the entry compiles code, which takes seconds
     excludes: ClassVar[frozenset[str]] = frozenset()  # entries never combined with this entry
     free: ClassVar[str] = ""  # placeholder in help for arbitrary values (`threads:NUMBER`)
-    frameworks_choose: ClassVar[bool] = False  # True if Trainer code needs inactive decisions, too
+    frameworks_choose: ClassVar[bool] = False  # True if Trainer code is needed even if inactive
     lowers: ClassVar[bool] = False  # True if the entry reduces the precision of products
     supersedes: ClassVar[frozenset[str]] = frozenset()  # entries replaced by this entry in a search
-    rivals: ClassVar[bool] = False  # True if no value is best in general: a search compares them
+    rivals: ClassVar[bool] = False  # True if a search must compare values: none is best
     library: ClassVar[str] = ""  # PyPI name of the optional library that the entry calls
     bare: ClassVar[str] = ""  # value that the bare name sets in `--compare`, if not `true`
     none: ClassVar[Any] = False  # the value that changes nothing
-    refusal: ClassVar[str] = ""  # words for the model in errors; if set, new optimizers are refused
+    refusal: ClassVar[str] = ""  # words for the model in errors; if set, optimizers made later fail
     flag: ClassVar[str] = ""  # the process-wide flag that holds the field's value, if any
     line: ClassVar[str] = ""  # the equivalent line of torch code, with `{value}`
 
@@ -253,7 +253,7 @@ def call(function: str, *sources: str, **values: object) -> str:
 
 
 def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-    """Return the decision: inactive if torch lacks an API, or if CHANGES_MODEL is not requested."""
+    """Return the decision; inactive if torch lacks an API, or a model change was not requested."""
     try:
         entry.process_flags()
         decision = entry.decide(request, hardware, facts)

@@ -21,14 +21,14 @@ from speedkit_jupyter.support.wrappers import each_once, layers
 
 @dataclass(eq=False)
 class Memo:
-    """The state of a SpeedContext, kept until restore, even while the plan is hidden."""
+    """The state of an applied plan until restore, even while a measurement suspends the plan."""
 
     autocast: str | None = None  # "bf16" or "fp16" while autocast is in force
-    # The attributes of the context that the user's code has used: `autocast`, `grad_scaler`.
+    # SpeedContext attributes that the user's code has used: `autocast`, `grad_scaler`.
     asked: set[str] = field(default_factory=set)
     outside: int = 0  # number of calls under the user's own autocast, not `ctx.autocast()`
     scales: bool = False  # True while the plan scales losses
-    scaler: Any = None  # the plan's GradScaler, kept with the context
+    scaler: Any = None  # the plan's GradScaler
     compiled_call: Any = None  # the plan's CompiledCode
     graphed: Any = None  # the plan's Graphed wrapper, which replays a CUDA graph
     # For each layer, fingerprints of the original weights, and the quantized weight or layer.
@@ -129,7 +129,7 @@ def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
 
 @contextmanager
 def overridden(target: Target, names: Iterable[str], change: Callable[[], None]) -> Iterator[None]:
-    """Set flags by `change()` in the block, then restore them; `kept` gets user-changed flags."""
+    """Set flags by `change()` in the block, then restore all but user-changed flags (`kept`)."""
     layer = flags.OVERRIDES.push(names, change)
     try:
         yield
@@ -143,10 +143,10 @@ def newcomers(
     known: Iterable[torch.optim.Optimizer],
     welcome: Callable[[torch.optim.Optimizer], None],
 ) -> Iterator[None]:
-    """In the block, call `welcome` with each optimizer of the model that is not in `known`.
+    """Call `welcome` in the block with each optimizer of the model that is not in `known`.
 
-    Each call comes before the optimizer's first step in the block. `welcome` must not keep the
-    model alive. In a benchmark, calls come only in this thread and if `target.made` is not empty.
+    `welcome` runs before the optimizer's first step, and must not keep the model alive. In a
+    benchmark, `welcome` runs only in this thread, and only if `target.made` is not empty.
     """
     if not target.search and not target.made:
         yield

@@ -64,7 +64,7 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the model's repeated blocks in order, without nested blocks.
 
     Repeated blocks are two or more modules of one class in a ModuleList, ModuleDict or Sequential.
-    They have submodules, and in some container two of them have equal tensor names and shapes.
+    They have submodules, and at least two have tensors of equal names and shapes.
     """
     groups = [(module, *pair) for module in model.modules() for pair in _siblings(module)]
     kinds = {kind for _, kind, group in groups if _has_equals(group)}
@@ -86,7 +86,7 @@ def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
 
 
 def _has_equals(group: Group) -> bool:
-    """Return whether two of the modules (not lists) have children, and equal, nonempty `shapes`."""
+    """Return whether two modules have equal, nonempty `shapes`; False for lists and leaves."""
     is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
     if is_list or not any(True for _ in group[0].children()):
         return False

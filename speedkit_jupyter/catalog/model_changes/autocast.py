@@ -1,6 +1,6 @@
-"""Additions to autocast: frozen weights cast once, and static caches of transformers in one dtype.
+"""Cast frozen weights once under autocast, and keep transformers' static caches in one dtype.
 
-A static cache has one dtype, but rotary embeddings give keys in float32 next to values in bf16.
+Under autocast, models with rotary embeddings compute float32 keys but bf16 values.
 """
 
 from __future__ import annotations

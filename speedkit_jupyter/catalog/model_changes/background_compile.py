@@ -3,7 +3,7 @@
 Dynamo traces the model in this process. The child process compiles the graphs for inputs of the
 recorded shapes. Then this process traces again, and loads the code from the cache. The model waits
 a second or two for each trace, not for the whole compilation. A file in the cache's folder marks
-graphs without constants as compiled, so that no process compiles these graphs again.
+compiled graphs, so that no process compiles them again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROGRAM = f"from {__name__} import compile_all; compile_all()"
 
 
 class SubprocessCompiler:
-    """A model's graphs, and a child process that passes them and `options` to torch.compile."""
+    """Compile a model's graphs with `options` in a child process."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options, self._graphs = dict(options), list[Any]()
@@ -40,7 +40,7 @@ class SubprocessCompiler:
         self.why_not = ""
 
     def trace(self, graph: Any, inputs: Any) -> Callable[..., Any]:
-        """Record a graph and input shapes; if that fails, set `why_not`. Return `graph.forward`."""
+        """Record a graph, as a backend of torch.compile; return its uncompiled function."""
         try:
             recorded = copy.deepcopy(graph)
             recorded.meta.clear()
@@ -61,7 +61,7 @@ class SubprocessCompiler:
         return self._process is not None or self._is_kept
 
     def begin(self) -> None:
-        """Start the child process unless graphs are marked compiled; set `why_not` on failure."""
+        """Start the child process unless the graphs are compiled; set `why_not` on failure."""
         settings = {name: flag.read() for name, flag in compile_cache.compiler_flags().items()}
         self._mark = self._mark_in(settings[compile_cache.FOLDER])
         self._is_kept = self._mark.is_file() and not self.why_not
@@ -93,7 +93,7 @@ class SubprocessCompiler:
         return Path(folder, f"speedkit-{hashlib.sha256(words.encode()).hexdigest()[:32]}")
 
     def is_done(self) -> bool:
-        """Mark graphs once compiled; on failure set `why_not`. Return whether compiling is over."""
+        """Return whether compiling is over; if it is, mark the graphs or set `why_not`."""
         code = None if self._process is None else self._process.poll()
         if code == 0 and self._mark != Path():
             with suppress(OSError):

@@ -60,12 +60,12 @@ class Call:
         return plain_call(self.module)(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle and copy as None, for classes that pickle their whole `__dict__`."""
+        """Pickle and copy the wrapper as None: some modules pickle their whole `__dict__`."""
         return (type(None), ())
 
 
 class Calls(overrides.Property):
-    """The wrappers around a module's calls; of equal `order`, the last applied is outermost."""
+    """The wrappers around a module's calls. Among equal `order`, the last applied is outermost."""
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
         return thing.__dict__.get(COMPILED_CALL, overrides.MISSING)
@@ -198,7 +198,7 @@ def parts_called(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]
 
 
 def _parts(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield (expression, child): items instead of containers, and also children of peft layers."""
+    """Yield (expression, child); for a container its items, for a peft layer also its children."""
     is_dict = isinstance(module, torch.nn.ModuleDict)
     for key, child in module_table(module).items():
         called = f"{name}.{key}" if key.isidentifier() and not is_dict else f"{name}[{key}]"

@@ -31,7 +31,7 @@ TAKEN_OVER = "compiled by another process while it ran as before"
 
 
 class CompiledCode:
-    """Run a plan's forward passes compiled, or uncompiled after a failure; keep no module alive."""
+    """Run a plan's forward passes compiled; after a failure, run them uncompiled."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class CompiledCode:
             return self._run_plainly(error, call, args, kwargs)
 
     def _check_background(self, other: SubprocessCompiler, module: torch.nn.Module) -> None:
-        """Start the child process at the first module's second call; compile here once it ends."""
+        """Start the child process at the first module's second call; compile once it ends."""
         if current_node() is not None:  # a recomputation must run as its forward pass did
             return
         if not self._first:
@@ -104,7 +104,7 @@ class CompiledCode:
             self._background.end()
 
     def _check(self, result: Any, graphs: int | None) -> None:
-        """Set `forwards`; note if nothing was compiled. Raises RuntimeError for a SECOND node."""
+        """Set `forwards`; note if nothing was compiled. Raises RuntimeError on double backward."""
         if any(node.name() == SECOND for node in graph_of(tree_leaves(result))):
             raise RuntimeError("compiled code has no double backward, and the model needs it")
         parts = (part for module in self.modules for part in module.modules())
@@ -147,9 +147,9 @@ class CompiledCall(Call):
 def _compile(
     options: Mapping[str, Any], modules: int, background: SubprocessCompiler | None = None
 ) -> Callable[..., Any]:
-    """Return a compiled function that calls a module; `Module.compile()` would skip torch.nn.
+    """Return a compiled function that calls a module. `Module.compile()` skips torch's modules.
 
-    Equal modules share code, different ones do not. With `background`, graphs run uncompiled.
+    Modules of equal structure share compiled code. With `background`, graphs run uncompiled.
     """
 
     def forward(module: torch.nn.Module, args: Any, kwargs: Any, recomputes: bool) -> Any:

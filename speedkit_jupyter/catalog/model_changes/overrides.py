@@ -56,7 +56,7 @@ class Property(ABC):
     ) -> Iterator[PropertyOverride]:
         """Apply all (object, override) pairs in the block, and undo them on any exit.
 
-        Yield the PropertyOverride. `search` is called for optimizers at the start and at the end.
+        Yield the PropertyOverride. `search` finds optimizers, at the start and again at the end.
         """
         layer = PropertyOverride(self, search)
         try:
@@ -79,7 +79,7 @@ class Property(ABC):
 
 
 class Layers:
-    """An object's original state and overrides, the active one last; no reference to the object."""
+    """An object's original state and its overrides, the active override last."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -155,7 +155,7 @@ FORWARD: Slot = ("", "forward")
 
 
 class StandIn(NamedTuple):
-    """A replacement (a function for a method), and the word under which reports count it."""
+    """A replacement, and the word under which reports count it."""
 
     value: Any
     word: str

@@ -49,7 +49,7 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
 class WeightStrides(Property):
     """The strides of a module's weight, and of the weight's gradient and optimizer state.
 
-    `thing` is the module: its weight may be replaced, and weak references block `swap_tensors`.
+    `thing` is the module, because `swap_tensors` fails for weights with weak references.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> WeightLayout:
@@ -203,7 +203,7 @@ Values = Mapping[str, Any]
 
 
 class OptimizerSettings(NamedTuple):
-    """An optimizer's settings without plans; the keys of `groups` come from `_key`."""
+    """The user's settings of an optimizer; `_key` computes the keys of `groups`."""
 
     defaults: Values
     groups: dict[int, Values]
@@ -215,7 +215,7 @@ class OptimizerSettings(NamedTuple):
 
 
 class Fused(Property):
-    """An optimizer's `fused=True`, with each `step` in float32 on the device of its parameter."""
+    """The setting `fused=True`. It needs each `step` as float32 on its parameter's device."""
 
     def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> OptimizerSettings:
         groups = {_key(g): _settings(g) for g in thing.param_groups if g["params"]}
@@ -256,7 +256,7 @@ FUSED = Fused()
 
 
 def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state_dict with the user's settings and matching `step`s; share other tensors."""
+    """Return the state_dict as without plans: the user's settings, and `step`s to match."""
     original = FUSED.original(optimizer)
     if original is MISSING:
         return state

@@ -52,7 +52,7 @@ class Gain(NamedTuple):
 def amdahl(share: float, least: float, most: float = math.inf) -> Gain:
     """Return the step's gain if `share` of its time runs `least` to `most` times as fast.
 
-    (G. M. Amdahl: Validity of the single processor approach, AFIPS 1967.)
+    See G. M. Amdahl, Validity of the single processor approach, AFIPS 1967.
     """
     share = min(max(share, 0.0), MOST_REMOVED)
     return Gain(1 / (1 - share + share / least), 1 / (1 - share + share / most))
@@ -64,7 +64,7 @@ def without(share: float) -> float:
 
 @dataclass(frozen=True)
 class Subject:
-    """A step's models, optimizers and loaders, which trials receive and an Advice does not keep."""
+    """A step's models, optimizers and loaders. An Advice doesn't keep them alive."""
 
     models: Sequence[torch.nn.Module] = ()
     optimizers: Sequence[torch.optim.Optimizer] = ()
@@ -95,7 +95,7 @@ class Opportunity:
     """A reason why a step is slow, with `evidence` and a `remedy`: the code to write instead.
 
     `gain` is the expected gain of the whole step. `trial` applies the remedy in a measurement; if
-    None, the user must write it. Only some rules set the slow lines, `spots`, or the slow `part`.
+    None, the user must write the remedy. Some rules also set the slow lines (`spots`) or `part`.
     """
 
     title: str
@@ -147,7 +147,7 @@ class Advice(Shown):
 def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportunity]:
     """Return the opportunities, the largest gain first; small gains only from rules in `always`.
 
-    An opportunity is also left out if earlier opportunities (left out or not) cover all its lines.
+    An opportunity is also left out if earlier opportunities in `found` cover all its lines.
     """
     known, kept = set[Spot](), list[Opportunity]()
     for one in found:

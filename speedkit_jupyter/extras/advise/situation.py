@@ -36,7 +36,7 @@ OF_LINES: frozenset[Part] = frozenset(["rest", "data", "synchronizations", "host
 
 @dataclass
 class ObservedModelCall:
-    """An outermost module call; `step` is the number of optimizer steps before this call."""
+    """A call of a module outside other modules; `step` is the number of optimizer steps before."""
 
     module: torch.nn.Module
     args: tuple[Any, ...]
@@ -53,7 +53,7 @@ class ObservedModelCall:
         return tensors_in((self.args, self.kwargs))
 
     def with_rows(self, times: int) -> ObservedModelCall:
-        """Return a call on `times` times the rows; if any input is 0-D or 1-D, each is one row."""
+        """Return a call with all rows repeated; if an input is 0-D or 1-D, each input is a row."""
         is_row = any(one.dim() < 2 for one in self.inputs)
 
         def grown(leaf: Any) -> Any:
@@ -68,7 +68,7 @@ class ObservedModelCall:
 
 @dataclass
 class LoaderTimes:
-    """Seconds of waiting for a loader: `next_s` for each batch, `waited_s` for all its `loops`."""
+    """Waiting times for a loader: `next_s` has the seconds for each batch, `waited_s` the total."""
 
     loader: DataLoader[Any]
     loops: int = 0
@@ -78,10 +78,10 @@ class LoaderTimes:
 
 @dataclass
 class ObservedCall:
-    """Observations of one call of the step, including optimizers and loaders that the call creates.
+    """The module calls, optimizer steps and loader waits that were seen in one call of the step.
 
-    `calls` are the outermost module calls, and `draws` has waits by loader id. `held` has the ids
-    of parameters in optimizers that stepped, `got_gradients` ids of parameters with new gradients.
+    `draws` has the waits by the loader's id. `held` has the ids of parameters whose optimizer
+    stepped, and `got_gradients` the ids of parameters with new gradients.
     """
 
     calls: list[ObservedModelCall] = field(default_factory=list)
@@ -143,7 +143,7 @@ class ObservedCall:
 
 
 def observed(call: Callable[[], object], parameters: Sequence[Any] = ()) -> ObservedCall:
-    """Run `call` and return observations; new gradients are noted for `parameters` only."""
+    """Run `call`, and return its observations. Only `parameters` are checked for new gradients."""
 
     def gradients() -> dict[int, tuple[int, int] | None]:
         """Return each gradient's id and version by parameter id; None for a missing gradient."""
@@ -190,7 +190,7 @@ def _executed(call: Callable[[], object]) -> Counter[CodeType]:
 
 @dataclass(frozen=True)
 class FunctionCode:
-    """A function's or cell's syntax tree and call count; `nodes` enters no inner definitions."""
+    """The syntax tree of a function or cell; `nodes` does not enter definitions inside it."""
 
     code: CodeType
     tree: ast.AST
@@ -253,8 +253,8 @@ def dotted(node: ast.AST) -> str:
 class Situation:
     """The objects and measurements that a rule examines.
 
-    `cores` counts usable CPU cores. `names` has expressions for modules and loaders, by object id.
-    `settle` restores state. `trial_s` limits `ratio`. `found` has earlier rules' opportunities.
+    `names` has the user's expressions for modules and loaders, by object id. `settle` restores the
+    state. `trial_s` limits the seconds of `ratio`. `found` has the opportunities of earlier rules.
     """
 
     profile: Profile
@@ -301,7 +301,7 @@ class Situation:
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float:
         """Return `first`'s time ÷ `second`'s time, under no_grad; 0 if the first pair fails.
 
-        Up to five more pairs of calls, within `trial_s`, replace the first. `settle` runs last.
+        The first pair warms up: up to five more pairs, within `trial_s` seconds, replace its times.
         """
         pairs, begun_s = list[list[float]](), clock.now()
         with suppress(Exception), torch.no_grad():  # the model may refuse another number of rows

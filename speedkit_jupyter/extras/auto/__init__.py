@@ -1,1 +1,1 @@
-"""Race plans on the steps of the user's own loops; a training step still trains exactly once."""
+"""Race plans (sets of optimizations) on the user's own loops; each step trains exactly once."""

@@ -91,9 +91,9 @@ def auto(
 class Auto:
     """The races of plans on the loops of one thread: the thread that creates this object.
 
-    A cell lasts from `begin_cell` to `end_cell`. `overhead` and `evaluation` are as in `auto`.
-    In a cell, `say` gets lines for the user; `changed` gets a loop after each optimizer step.
-    `busy` is a sentence if other programs used over 10 % of the CPU in the last cell, else empty.
+    A cell lasts from `begin_cell` to `end_cell`. `say` is called with each line for the user, and
+    `changed` with a loop after its optimizers' steps. `busy` is a warning if other programs used
+    over 10 % of the CPU in the last cell, else empty.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Auto:
     def end_cell(self, in_notebook: bool = True) -> list[str]:
         """Stop racing until the next cell; the winner of each loop, if any, stays in force.
 
-        Return summaries of all but short loops (naming magics if `in_notebook`), then refusals.
+        Return a summary of each loop that isn't short, then the reasons for refused loops.
         """
         if why := self._discovery.obstacle():
             self._refuse([], why)
@@ -234,7 +234,7 @@ class Auto:
         found.end()
 
     def _predicts(self, model: torch.nn.Module) -> None:
-        """Add a loop for a model that only predicts, unless it is known or a measurement runs."""
+        """Add the loop of a model that only predicts, unless it has one or a measurement runs."""
         if not is_measuring() and not self._is_known(model):
             self._add([model], [], 0)
 
@@ -254,7 +254,7 @@ class Auto:
             return self._refuse(optimizers, "several processes train it together")
         try:
             for known in [*self.loops]:
-                if known.race.proof is not None:  # the new model may be a cross-validation's next
+                if known.race.proof is not None:  # for a new model like it, as in cross-validation
                     known.plans.store(known.race.leader, known.race.proof)
                 if any(one is model for one in known.plans.live_models for model in models):
                     self._end(known)  # a model has one loop: the known loop predicts or is over

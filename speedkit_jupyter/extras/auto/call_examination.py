@@ -1,7 +1,7 @@
-"""Check the results of a plan: repeat a step's model calls under the plan, on the user's batch.
+"""Check the results of a plan: repeat the model calls of one of the user's steps under the plan.
 
-The user's own step provides the right results of the calls, and these results' gradients. So the
-check needs no loss function, and repeats only the calls and their backward passes.
+The step itself runs without a plan, and so gives the right results and gradients. The check needs
+no loss function: it repeats only the model calls and their backward passes.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from speedkit_jupyter.torchglue.storage import is_in_memory, tensors_in
 MOST_CALLS = 32
 # The floating-point results of a step's calls, and the gradients by the id of the parameter.
 Outcome = tuple[list[torch.Tensor], dict[int, torch.Tensor]]
-# A plan is dropped if the repeated calls take longer than TOO_SLOW steps plus TOO_SLOW_S seconds,
-# which allow for the kernels that a first call builds. A compiled plan has no limit.
+# A plan is dropped if the repeated calls take longer than TOO_SLOW steps plus TOO_SLOW_S seconds: a
+# first call may build kernels. A compiled plan has no limit.
 TOO_SLOW, TOO_SLOW_S = 10.0, 0.5
-# A plan is rejected once this many steps recorded for it could not be repeated.
+# A plan is rejected after this many recorded steps that could not be repeated.
 MOST_EXAMINATIONS = 3
 
 
 @dataclass
 class NotedCall:
-    """A model's call: arguments, floating-point results, and the results' gradients.
+    """A recorded model call: its arguments, floating-point results and the results' gradients.
 
-    `random` has the generators' states before the call; `drawn` has the states after it, or is None
-    if the call draws nothing. `versions` are the version counters of the tensors in the arguments.
+    `random` has the states of the random generators before the call, and `drawn` the states after
+    it. `drawn` is None if the call uses no random numbers.
     """
 
     module: torch.nn.Module
@@ -61,15 +61,15 @@ class NotedCall:
 
 
 class Examiner:
-    """Examine a loop's plans: repeat, under a plan, the calls of a step that ran without a plan.
+    """Record a step that runs without a plan, and repeat its model calls under a plan.
 
-    While `is_recording`, a step is recorded, to be repeated under the plan `name` or, if `name`
-    is empty, for the compiler. `seconds` is the duration of the last repetition and comparison.
+    `name` is the plan to examine; it is empty if the calls are traced for the compiler instead.
+    `seconds` is the duration of the last repetition and comparison.
     """
 
     def __init__(self, plans: LoopPlans) -> None:
         self._plans = plans
-        self._outcomes: dict[frozenset[Any], str] = {}  # an objection, or "", for each rounding
+        self._outcomes: dict[frozenset[Any], str] = {}  # the objection, or "", by `rounding`
         self._failures = Counter[str]()  # failed examinations by plan
         self.name, self.is_recording, self.is_repeating, self.seconds = "", False, False, 0.0
         self._calls, self._gradients = list[NotedCall](), dict[int, torch.Tensor]()
@@ -86,15 +86,15 @@ class Examiner:
                 self._hooks.append(one.register_hook(partial(self._note, self._gradients, id(one))))
 
     def recorded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Call `below`, and record the call unless MOST_CALLS calls are recorded already.
+        """Run `below`, a module's call, and record it, up to MOST_CALLS calls.
 
-        A call that raises an error, or whose own backward pass ends the recording, is not recorded.
+        A call that raises an error, or that runs a backward pass itself, is not recorded.
         """
         __tracebackhide__ = True  # hides this frame in errors of the user's model
         if len(self._calls) == MOST_CALLS:
             return below(*args, **kwargs)
         if not self._calls:
-            with suppress(ValueError):  # too much data, as `repeating` will say
+            with suppress(ValueError):  # too much data: `repeating` raises it, too
                 self._before = snapshot.ModuleState(self._plans.live_models)
         versions = _versions((args, kwargs))
         random = snapshot.ProcessSettings(snapshot.generators())
@@ -121,13 +121,13 @@ class Examiner:
         return result
 
     def _note(self, table: dict[int, torch.Tensor], key: int, gradient: Any) -> None:
-        """Add a gradient that a hook gets; with `create_graph`, note an obstacle."""
+        """Add a hook's gradient to `table`. With `create_graph`, the step can't be repeated."""
         if torch.is_grad_enabled():
             self._obstacle = "its gradients are differentiated again"
         _add(table, key, gradient)
 
     def _copied(self, arguments: list[Any]) -> snapshot.Snapshot | None:
-        """Return a snapshot of the non-tensor arguments; None if there are none, or an obstacle."""
+        """Return a snapshot of arguments that aren't tensors; None without any or if that fails."""
         walk = Walk([] if self._is_large else [a for a in arguments if type(a) is not torch.Tensor])
         size = sum(getattr(one, "nbytes", 0) for one in walk.found.values())
         self._is_large |= len(walk.found) > snapshot.MOST_HELD or size > MOST_COPIED_BYTES
@@ -159,14 +159,14 @@ class Examiner:
         return "" if is_right or not rounding else None
 
     def reject(self, name: str, why: str) -> str:
-        """Note `why`, an objection or "", for all plans that round like `name`, and return it."""
+        """Store and return `why`, an objection or "", for all plans that round as `name` does."""
         self._outcomes[self._plans.rounding(name)] = why
         return why
 
     def examine(self, step_s: float) -> str | None:
         """Repeat the step under the plan; return an objection, "" for none, or None to retry."""
         name, compiles = self.name, self._plans.is_compiled(self.name)
-        # The first call of a compiled plan loads the code.
+        # A compiled plan has no limit: its first call loads the code.
         most_s = math.inf if compiles else TOO_SLOW * step_s + TOO_SLOW_S
         try:
             with self.repeating():
@@ -186,9 +186,9 @@ class Examiner:
 
     @contextmanager
     def repeating(self) -> Iterator[None]:
-        """End the recording; time the block, which repeats it; restore modules and generators.
+        """Let the block repeat the recorded calls; then restore modules and random generators.
 
-        Raises ValueError if the step can't be repeated. Signals wait for user code, or the end.
+        Raises ValueError if they can't be repeated. Ctrl-C takes effect in user code or at the end.
         """
         with interrupts.interrupts_delayed():
             begun_s, self.is_repeating = clock.now(), True
@@ -212,7 +212,7 @@ class Examiner:
                 self.is_repeating, self.seconds = False, clock.now() - begun_s
 
     def not_examined(self, why: str) -> str | None:
-        """End the recording, count a failure; from MOST_EXAMINATIONS on, return an objection."""
+        """Count a failed recording and end it. After MOST_EXAMINATIONS, return an objection."""
         self.end()
         self._failures[self.name] += 1
         is_over = self.name and self._failures[self.name] >= MOST_EXAMINATIONS
@@ -230,7 +230,7 @@ class Examiner:
         if self._plans.lowers(name) and (kept := keeps_lowered(self._plans.live_models)):
             return f"{kept}, which the plan lowers"
         if not self._differences(found, known, precision):
-            return ""  # else: gradients may also come from outside the calls, as from a penalty
+            return ""  # else: a penalty may add gradients, so compare with a plain repetition
         self._before.restore()
         return self._differences(found, self.repeat(compiles=False), precision)
 
@@ -292,7 +292,7 @@ def expected_s(step_s: float) -> float:
 
 
 def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
-    """Return why a model or hook may keep bf16 or fp16 results; "" if the models keep none."""
+    """Return why a model or a hook may keep bf16 or fp16 tensors; "" if none does."""
     try:
         held = [*snapshot.held_objects(models)]
     except ValueError as error:
@@ -316,7 +316,7 @@ def _floats(result: Any) -> list[torch.Tensor]:
 
 
 def _add(table: dict[int, torch.Tensor], key: int, gradient: torch.Tensor | None) -> None:
-    if gradient is None:  # undefined, as of a parameter that an autograd.Function ignores
+    if gradient is None:  # an autograd.Function may ignore a parameter
         return
     known, gradient = table.get(key), gradient.detach()
     gradient = gradient.to_dense() if gradient.is_sparse else gradient

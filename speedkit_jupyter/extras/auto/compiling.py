@@ -17,19 +17,19 @@ from speedkit_jupyter.extras.auto.race import Race
 from speedkit_jupyter.extras.auto.steps import Remaining
 from speedkit_jupyter.rounds import clock
 
-# Expected cost to the loop: TRACING_S seconds to trace the model, plus two shares of the compile
-# time: SLOWED, since the compiling process slows the loop down, and LOADING, to load the code.
-# COMPILING_S is the estimated compile time in seconds for a model that is not on a CPU.
+# Tracing the model takes TRACING_S seconds. The compiling process slows the loop down by the share
+# SLOWED of the compile time, and loading the code takes the share LOADING of it. COMPILING_S is the
+# estimated compile time in seconds for a model that is not on a CPU.
 TRACING_S, SLOWED, LOADING, COMPILING_S = 1.5, 0.1, 0.25, 20.0
-# Expected share of time that a compiled plan saves; fewest steps in a cell before compiling.
+# The share of time that compiling is expected to save, and the fewest steps before compiling.
 GAIN, COMPILE_AFTER_STEPS = 0.1, 50
 
 
 class BackgroundCompile:
     """The background compilation of a loop's best plan, which happens at most once.
 
-    `name` is the compiled plan's name, empty until a step is traced. `is_running` is true while
-    another process compiles the plan. `loading_s` is the expected time to load the finished code.
+    `name` is the compiled plan's name, empty until a step is traced. `loading_s` is the expected
+    time to load the finished code.
     """
 
     def __init__(self, plans: LoopPlans, remaining: Remaining) -> None:
@@ -42,10 +42,10 @@ class BackgroundCompile:
         self._cost_s = TRACING_S + (SLOWED + LOADING) * compiling_s
 
     def is_due(self, race: Race, steps: int) -> bool:
-        """Return True and pause the race if the step after `steps` in the cell must be traced.
+        """Return whether to trace the next step for the compiler; if so, pause the race.
 
-        An earlier run's compiled winner is due at once; a settled race's leader is due after
-        COMPILE_AFTER_STEPS, within the race's cost limit. The expected gain must exceed the cost.
+        An earlier run's compiled winner is due at once. The leader of a settled race is due after
+        COMPILE_AFTER_STEPS, if the race can afford it. The expected gain must exceed the cost.
         """
         plans = self._plans
         if self.name or not plans.can_compile:
@@ -89,7 +89,7 @@ class BackgroundCompile:
         self._begun_s, self.is_running = clock.now(), True
 
     def outcome(self, may_go_on: bool) -> str | None:
-        """Return "" once compiled, why that failed, or None otherwise; stop unless `may_go_on`."""
+        """Return "" if compiled, the reason if that failed, else None; stop unless `may_go_on`."""
         is_done = self.is_running and all(one.is_done() for one in self._compilers)
         if not self.is_running or (may_go_on and not is_done):
             return None

@@ -17,7 +17,7 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.private import current_node, is_transforming
 from speedkit_jupyter.torchglue.storage import tensors_in
 
-# Maximum number of optimizer steps in one loop step (a GAN has two). Their order must repeat.
+# Maximum number of optimizer steps in one loop step, such as two in a GAN. The order must repeat.
 MOST_IN_A_PERIOD = 8
 # Minimum number of optimizer steps, or of calls without gradients, before a race begins.
 FIRST_STEPS = 3
@@ -29,13 +29,12 @@ KNOWN_CALLS = 8
 class Discovery:
     """Record a new loop's first steps: its models, and its optimizers in the order of their steps.
 
-    From `begin` to `end` the calls of all modules in this thread are watched. `models` are the
-    outermost modules that were called with gradients enabled and have trainable parameters, and
-    `times` are their numbers of calls by id; key 0 counts all calls. `has_autocast` is true if the
-    loop uses autocast itself; `seconds` is its steps' time. `predicts` is called with a module in
-    eval mode at its FIRST_STEPS-th call without gradients, if `models` is empty. The hooks are
-    removed after KNOWN_CALLS calls of modules for which `known` is true, unless a model in `models`
-    is not known or a new loop's optimizer has made a step.
+    From `begin` to `end`, hooks watch the calls of all modules in this thread. `models` has the
+    outermost modules with trainable parameters that were called with gradients enabled.
+    `has_autocast` is true if the loop itself uses autocast; `seconds` is the time of its steps.
+    `predicts` is called with a module in eval mode at its FIRST_STEPS-th call without gradients,
+    unless a model trains. After KNOWN_CALLS calls of modules for which `known` is true, the hooks
+    are removed, unless a new loop has begun.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""A duel of two plans: rounds of two blocks of the user's steps, and the proof from the rounds.
+"""Compare the speed of two plans in rounds: a round times a block of the user's steps per plan.
 
-The two blocks of a round run in random order; their times form one pair, as in `%%speedbench`.
+The two blocks of a round run in random order. Their times form one pair, as in `%%speedbench`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import ERROR, Ratio, paired_ratio
 
 # A block begins with LEAD steps that are not compared, because the first step after a change of the
-# plan takes 5 to 15 % longer. LEAST_STEPS to MOST_STEPS timed steps follow, if possible for BLOCK_S
-# seconds and for SWITCHES times the length of a change, so that timing errors hardly matter.
+# plan takes 5 to 15 % longer. LEAST_STEPS to MOST_STEPS timed steps follow. They are to take
+# BLOCK_S seconds, or SWITCHES times as long as a change of the plan if that is longer.
 LEAD, LEAST_STEPS, MOST_STEPS, SWITCHES = 1, 2, 200, 4.0
 # Numbers of rounds after which a duel is tested. By Bonferroni's correction, the probability that
 # any test of a race claims a false gain is at most ERROR.
 LOOKS = (5, 10, 15, 22, 33)
-# A speed-up below WORTH is not worth a change. A plan that was slower in every round that no other
-# program delayed is dropped after SLOWER_ROUNDS such rounds, without an interval. It takes one
-# round fewer if the plan's last block ended early (HOPELESS), and one fewer against a proven plan.
+# A speed-up below WORTH is not worth a change. A plan is dropped after SLOWER_ROUNDS rounds without
+# delays by other programs, if it was slower in each. One round fewer is enough if the plan's last
+# block ended early (HOPELESS), and one fewer against a proven plan.
 WORTH, SLOWER_ROUNDS = 1.02, 3
-# A rival's block ends early if LEAST_STEPS or more timed steps all take over HOPELESS times the
-# leader's usual time, or if the first two steps of its first block take over HOPELESS_AT_ONCE times
-# that, and all exceed the leader's slowest step. A single step also ends the block if it is
-# slower by TOO_LONG_S seconds, and by more than the race may cost so far. The round then drops a
-# rival that takes over HOPELESS_AT_ONCE times the leader's time (HOPELESS times a proven leader's).
+# A rival's block ends early if all its timed steps, LEAST_STEPS or more, take over HOPELESS times
+# the leader's usual time. In the first block, two steps over HOPELESS_AT_ONCE times are enough.
+# These steps must exceed the leader's slowest step. One step ends a block if it is slower by
+# TOO_LONG_S seconds, and by more than the race may cost so far. The round then drops a rival that
+# takes over HOPELESS_AT_ONCE times the leader's time, or HOPELESS times a proven leader's time.
 HOPELESS, HOPELESS_AT_ONCE, TOO_LONG_S = 1.4, 4.0, 1.0
 # A rival is likely faster if it was LIKELY times as fast in all rounds, LIKELY_ROUNDS or more.
 # Steps between rounds then run under the rival, and further blocks have one timed step.
@@ -41,9 +41,9 @@ class Block:
     """Consecutive steps of one plan.
 
     `ratios` holds each step's time ÷ `usual_s`, the leader's usual time for a step of that kind.
-    `slower` are the same ratios, but 0 for a step no longer than the leader's slowest step.
-    `wall_s` are the seconds of all steps; other programs delayed them by at most `delay_s`, as
-    `load` measured. `has_left` is true if the block ended early.
+    `slower` has the same ratios, but 0 for a step no longer than the leader's slowest step.
+    `wall_s` is the total of all steps in seconds; other programs caused at most `delay_s` of it.
+    `has_left` is true if the block ended early.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Block:
         self.slower.append(seconds / usual_s * is_slowest)
 
     def seems_slow(self, is_first: bool, most_s: float) -> bool:
-        """Return whether to end the block early (HOPELESS); the race may cost `most_s` seconds."""
+        """Return whether to end the block early; the race may cost `most_s` seconds so far."""
         timed = self.slower[LEAD:]
         if is_first and timed and min(self.slower) > HOPELESS_AT_ONCE:
             return True
@@ -80,8 +80,8 @@ class Block:
     def excess_s(self, is_first: bool) -> float:
         """Return the block's estimated extra seconds compared with the leader, minus delays.
 
-        Every step is charged at the block's median ratio; two at their own ratio if it is higher:
-        a plan's very first step, which may build kernels, and the step that ended a block early.
+        Each step counts with the block's median ratio. Two steps count with their own ratio if it
+        is higher: a plan's first step, which may build kernels, and a step that ended the block.
         """
         middle = max(0.0, self.relative - 1)
         alone = [self.ratios[0]] * is_first + [self.ratios[-1]] * self.has_left
@@ -94,8 +94,8 @@ class Duel:
     """The rounds of the plan `rival` against `leader`; the race has at most `duels` duels.
 
     `pairs` has the relative times of leader and rival in each round; `calm` has the pairs of rounds
-    that no other program delayed. `lost_s` are the seconds that the duel has cost, and
-    `were_delayed` tells if delays hit a hopeless duel's last round, or most rounds of a noisy duel.
+    that no other program delayed. `lost_s` is the cost of the duel in seconds. `were_delayed` is
+    true if delays may be the reason why the rival lost.
     """
 
     leader: str
@@ -113,7 +113,7 @@ class Duel:
         return LEAD + (1 if self.is_likely else timed)
 
     def note(self, leader: Block, rival: Block, is_proven: bool) -> Ratio | str:
-        """Note a round; return proof of a faster rival, why to drop the rival, or "" to go on."""
+        """Add a round. Return proof of a faster rival, the reason to drop it, or "" to go on."""
         pair = leader.relative, rival.relative
         self.were_delayed = leader.was_delayed or rival.was_delayed
         self.pairs.append(pair)
@@ -143,7 +143,7 @@ class Duel:
 
     @property
     def ratios(self) -> list[float]:
-        """Return leader's ÷ rival's time by round; of calm rounds only, if LOOKS[0] are calm."""
+        """Return leader's ÷ rival's time by round; with LOOKS[0] calm rounds, only for these."""
         pairs = self.calm if len(self.calm) >= LOOKS[0] else self.pairs
         return [leader / rival for leader, rival in pairs]
 

@@ -42,7 +42,7 @@ class LoopPlans:
 
     `candidates` holds the plans by name, and `facts` describes the models without a plan.
     `learned` has the proof of an earlier run's winner, by name. `trains` is false for models that
-    only predict, which have no optimizers here.
+    only predict.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class LoopPlans:
 
     @contextmanager
     def acting(self, name: str) -> Iterator[None]:
-        """Put a plan into force for the block; applied plans are hidden in the block."""
+        """Put a plan into force for the block, in place of any applied plan."""
         contexts = self.contexts_of(name)
         with hidden(*self.live_models), ExitStack() as stack:
             for context in contexts:
@@ -202,14 +202,14 @@ class LoopPlans:
             self.in_force = BASELINE
 
     def known_shapes_only(self) -> AbstractContextManager[Any]:
-        """Return a context manager that runs a compiled plan's calls with new shapes uncompiled."""
+        """Return a context manager in which new shapes run eagerly instead of being compiled."""
         is_compiled = self.is_compiled(self.in_force)
         return torch.compiler.set_stance("eager_on_recompile") if is_compiled else nullcontext()
 
     # --- learned plans ---
 
     def look_up(self, args: Any, kwargs: Any) -> str:
-        """On the first call, add a stored winner; return its name without compile, or ""."""
+        """On the first call, add a stored winner; return its plan's name without compile, or ""."""
         if self._task is not None:
             return ""
         optimizers = tuple(str(one) for facts in self.facts for one in facts.optimizers)

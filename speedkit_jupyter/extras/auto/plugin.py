@@ -76,7 +76,7 @@ class CellRaces:
             self.auto.begin_cell()
 
     def _after(self, result: Any = None) -> None:
-        """If the cell was watched, pause its races; record and (unless quiet) show summaries."""
+        """End a watched cell: pause its races, then record and show their summaries."""
         if self.auto.is_paused:
             return
         lines, told = [*self.auto.end_cell(), *self._lines], ""

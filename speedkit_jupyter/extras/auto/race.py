@@ -18,13 +18,13 @@ from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import Ratio
 
 BASELINE = "baseline"
-# Initial estimates: the seconds of one change of the plan, and the share of time by which a plan
-# that has raced no round is slower.
+# Initial estimates: a change of the plan takes SWITCH_S seconds, and a plan that has raced no round
+# is slower by the share UNKNOWN_LOSS.
 SWITCH_S, UNKNOWN_LOSS = 3e-4, 0.05
-# A race may cost the share `overhead` of the time so far. In advance, it may cost this share of the
-# expected rest (up to AHEAD times the time so far), but at most a step and AHEAD_S seconds. While a
-# plan waits for its examination, another plan's duel may cost MEANWHILE times the examination, or
-# more if the other plan is likely faster.
+# A race may cost the share `overhead` of the time so far. In advance, it may also spend this share
+# of the expected remaining time, but at most one step plus AHEAD_S seconds. Of the remaining time,
+# at most AHEAD times the time so far counts. While a plan waits for its examination, a later plan's
+# duel may cost MEANWHILE times the examination, or more if that plan is likely faster.
 AHEAD, AHEAD_S, MEANWHILE = 20.0, 0.01, 0.25
 # Number of recent steps to keep for each plan and kind of batch, to compare later steps with.
 KEPT_STEPS = 64
@@ -33,15 +33,14 @@ KEPT_STEPS = 64
 class Race:
     """Time plans one by one against the best proven plan, on the steps of a run.
 
-    Rounds and examinations begin only within the limit `overhead` on the cost (see AHEAD);
-    `remaining` estimates the seconds left from the seconds so far. `objection(name)` returns why a
-    plan may not race: "" if it may, None before its examination of `examination_s(name)` seconds.
-    `load` measures delays by other programs. `leader` is the best proven plan, at first BASELINE,
-    and `proof` its speed-up over BASELINE. `reasons` tells why plans left the race. `waiting` are
-    the plans without a result, in the order of the race; `again` are plans that race a second time,
-    because the machine was busy. `tried` has the duel of each plan that has begun to race, or None
-    if an earlier run proved the plan. `lost_s` are the seconds that the race has cost; `allowed_s`
-    of them don't count, because an earlier run proved that they pay off.
+    Rounds and examinations begin only if the race can afford them (see AHEAD). `remaining` returns
+    the expected remaining seconds, given the seconds so far. `objection(name)` returns why a plan
+    may not race, "" if it may, or None before an examination of `examination_s(name)` seconds.
+
+    `leader` is the best proven plan, at first BASELINE, and `proof` its speed-up over BASELINE.
+    `waiting` has the plans without a result. `again` has plans that race a second time because the
+    machine was busy. `tried` has each plan's duel, or None if an earlier run proved the plan.
+    The race has cost `lost_s` seconds, of which `allowed_s` don't count towards the limit.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Race:
         self.switch_s = SWITCH_S
         self.duel: Duel | None = None
         self.overhead, self._random = overhead, random.Random(seed)
-        # The times of the latest steps in seconds, by kind and plan.
+        # The seconds of the latest steps, by kind and plan.
         self._times = defaultdict[Any, deque[float]](lambda: deque(maxlen=KEPT_STEPS))
         self._blocks: list[Block] = []  # of the current round, complete or not
         self.again: list[str] = []
@@ -92,8 +91,8 @@ class Race:
     def step_ended(self, seconds: float | None, kind: Hashable, elapsed_s: float) -> str:
         """Note a step, and return the name of the next step's plan.
 
-        `seconds` exclude the time between steps; None if they don't measure the plan `active`.
-        `kind` is equal for steps with the same work; `elapsed_s` are the seconds of the run so far.
+        `seconds` excludes the time between steps; it is None if it doesn't measure `active`.
+        `kind` is equal for steps with the same work; `elapsed_s` is the time of the run so far.
         """
         self.elapsed_s = elapsed_s
         if seconds is not None:
@@ -103,7 +102,7 @@ class Race:
         return self.active
 
     def to_examine(self) -> str:
-        """Return the plan to examine next; "" if none waits, in a round, or at too high a cost."""
+        """Return the plan to examine next; "" in a round, or if no plan can be examined now."""
         name = "" if self._blocks else self._unexamined(self.waiting)
         return name if name and self.affords(self._examination_s(name)) else ""
 
@@ -133,7 +132,7 @@ class Race:
         return median(times) if times else 0.0
 
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
-        """Count seconds as lost; seconds over `expected_s` are one-time and delay no round."""
+        """Count seconds as a cost; seconds over `expected_s` are one-time and delay no round."""
         self.lost_s += seconds
         self._once_s += max(0.0, seconds - expected_s)
 
@@ -207,8 +206,8 @@ class Race:
     def _affords_round(self, duel: Duel) -> bool:
         """Return whether a round is within the cost limit, or costs at most `overhead` of its time.
 
-        A rival without a round counts as slower by UNKNOWN_LOSS or the leader's gain, if larger.
-        If an earlier plan waits for its examination, the duel is also limited by MEANWHILE.
+        Without a round, a rival is assumed slower by UNKNOWN_LOSS, or the leader's gain if larger.
+        If an earlier plan waits for its examination, MEANWHILE also limits the duel's cost.
         """
         ahead = self._unexamined(self.waiting[: self.waiting.index(duel.rival)])
         if ahead and not duel.is_likely and duel.lost_s > MEANWHILE * self._examination_s(ahead):

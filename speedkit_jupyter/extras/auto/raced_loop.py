@@ -24,7 +24,7 @@ from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.private import current_node
 
-# Between the rounds of a duel a step is watched every WATCH_S seconds, without a duel every
+# Between a duel's rounds, one step is watched every WATCH_S seconds; without a duel, every
 # IDLE_WATCH_S. Other steps are only counted: watching takes 0.2 ms, a third of a tiny model's step.
 WATCH_S, IDLE_WATCH_S = 0.02, 0.1
 
@@ -60,7 +60,7 @@ class RacedLoop:
         self._evaluates = 0  # watched steps until the winner is applied again
         self.is_paused, self._began_s = False, clock.now()
         self._users_errors: set[type[Exception]] = set()
-        # The plan to examine in the next step; "" to trace it for the compiler; None for neither.
+        # The plan to examine in the next step; "" to trace the step instead; None for neither.
         self._to_record: str | None = None
         self._compile = BackgroundCompile(self.plans, remaining)
         self.race = self._race_of([*self.plans.candidates], overhead)
@@ -156,7 +156,7 @@ class RacedLoop:
         return result
 
     def _evaluate(self, module: Any, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call without gradients under the running step's plan, the winner or no plan."""
+        """Run an evaluation call under the plan of the current step, the winner, or no plan."""
         __tracebackhide__ = True
         is_winner = self.plans.in_force == self.race.leader and not self.race.in_round
         is_within = self._calls and (module.training or self.plans.scales_gradients)
@@ -308,7 +308,7 @@ class RacedLoop:
     # The plan in force.
 
     def _go_on(self) -> None:
-        """Put the race's plan for this step into force; apply a settled race's winner."""
+        """Put this step's plan into force; if the race is settled, apply the winner."""
         if self.race.is_settled and not self._evaluates:
             self._force(self.race.leader, self.race.proof)
         else:
@@ -340,7 +340,7 @@ class RacedLoop:
             plans.store(name, proof)
 
     def pause(self) -> None:
-        """Stop the race for now, as at the end of a cell; the winner, if any, stays in force."""
+        """Stop the race, such as at the end of a cell; the winner, if any, stays in force."""
         self._examiner.end()
         self._calls = self._stepped = self._evaluates = 0
         self._is_only_counted, self._to_record = False, None

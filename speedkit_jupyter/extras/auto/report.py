@@ -1,4 +1,4 @@
-"""The summary and the live line of `auto`, and its report with a plot of each step's time."""
+"""The summary, the live line and the report of `auto`, with a plot of the steps' times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAITING = "auto is on; no loop was seen yet. Run a cell that trains."
 IN_NOTEBOOK = "`%speedkit report` says why, `%speedkit code` takes it home."
 NEXT = "`%speedkit auto status` shows the race."
 IN_PROGRAM = "The next run begins with it; `tuned(model, optimizer)` is its config."
-# Fewest seconds of a loop that gets a summary: without a proven plan, and with a proven plan.
+# A loop has a summary if it took LEAST_S seconds, or LEAST_PROVEN_S with a proven plan.
 LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
 
 
@@ -57,7 +57,7 @@ def _plans(loop: RacedLoop) -> Table:
 
 
 def steps_over_time(loop: RacedLoop) -> Figure:
-    """Return a plot with a dot for each logged step: its milliseconds by its time in the loop."""
+    """Return a plot of the logged steps: milliseconds by the seconds since the loop began."""
     names = [*dict.fromkeys(name for _, name, _ in loop.log)]
     axes = axes_of(2.4 + 0.2 * len(names), "seconds since the loop began")
     others = cycle(["C0", "C1", "C3", "C4", "C5", "C6", "C8", "C9"])  # green and grey are taken
@@ -75,7 +75,7 @@ def steps_over_time(loop: RacedLoop) -> Figure:
 
 
 def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
-    """Return the line that sums up a loop in a cell; it begins with the sentence `busy`, if any."""
+    """Return a line that sums up a loop in a cell; it begins with the warning `busy`, if any."""
     totals, race = loop.totals, loop.race
     steps, took_s = sum(totals.steps.values()), sum(totals.seconds.values())
     what = "steps" if loop.trains else "calls"

@@ -15,18 +15,18 @@ from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.support import units
 
-# Plain steps run without a plan. A plan is dropped if its loss is not finite, unlike plain losses,
-# or if IN_A_ROW losses exceed the maximum of the last PLAIN plain losses by ABOVE times their range
-# plus RELATIVE times the maximum. A run that begins with a stored plan has few plain steps, so the
-# plan's first PLAIN losses serve instead. Losses below CONVERGED times the first are noise: a CNN
-# that converged under AdamW had plain losses with median 3e-5 and maximum 0.66 in 400 steps.
+# Plain steps run without a plan. A plan is dropped if its loss is not finite but plain losses are,
+# or if IN_A_ROW losses exceed a limit: the maximum of the last PLAIN plain losses, plus ABOVE times
+# their range, plus RELATIVE times the maximum. With few plain steps, the plan's own first PLAIN
+# losses serve instead. Losses below CONVERGED times the first are noise: a CNN that converged under
+# AdamW had plain losses with median 3e-5 and maximum 0.66 in 400 steps.
 PLAIN, ABOVE, RELATIVE, IN_A_ROW, CONVERGED = 20, 3.0, 0.1, 3, 0.05
 # Gradient norms also grow in a healthy run. A plan is dropped if IN_A_ROW norms exceed EXPLODED
 # times the maximum of plain steps. Norm and memory are read after at least EVERY steps of a plan,
 # and at least APART_S seconds apart: reading takes 0.1 to 2 ms for a small model.
 EXPLODED, EVERY, APART_S = 10.0, 5, 0.2
-# A plan leaks memory if GROWTHS readings in a row each grow by at least LEAST_GROWN bytes, and the
-# last plain readings by at most half as much on average. Caches fill faster and then stop.
+# A plan leaks memory if each of GROWTHS readings in a row is at least LEAST_GROWN bytes higher, and
+# plain readings grow at most half as much on average. Caches fill faster and then stop.
 GROWTHS, LEAST_GROWN = 20, 2**18
 # The winner races again, once, if the median of RECENT_STEPS steps is over SLOWER times the usual.
 SLOWER, RECENT_STEPS = 1.25, 50
@@ -108,7 +108,7 @@ class RunWatch:
     def signals(
         self, plan: str, now_s: float, optimizers: Iterable[Any], device: torch.device
     ) -> tuple[torch.Tensor | None, str]:
-        """Count a step; return its gradient norm and why memory leaks; None and "" if not due."""
+        """Count a step; return the gradient norm and why memory leaks; None and "" if not read."""
         self._steps[plan] += 1
         if self._steps[plan] < EVERY or now_s - self._read_s < APART_S:
             return None, ""
@@ -121,7 +121,7 @@ class RunWatch:
         return why or ("" if norm is None else self._norm.noted(plan, float(norm)))
 
     def speed(self, seconds: float, usual_s: float | None) -> str:
-        """Note a step of the winner; return a message, once, if steps became slower, else ""."""
+        """Note a step of the winner; return a message, once, when steps become slower, else ""."""
         self._recent.append(seconds)
         if usual_s is None or self._has_warned or len(self._recent) < RECENT_STEPS:
             return ""

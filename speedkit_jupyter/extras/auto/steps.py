@@ -29,11 +29,11 @@ MOST_KINDS = 8
 
 
 class Beat(Call):
-    """A wrapper around a model and its plans' wrappers; it passes this thread's calls to `made`.
+    """A model's outermost wrapper, which passes the calls of this thread to `made`.
 
-    `made(module, below, args, kwargs)` returns the call's result; `below` runs the call itself.
-    From `pass_calls` to `take`, calls with gradients skip `made`; `take` returns their number if
-    `counted`. Calls without gradients skip `made` while `is_plain()`: rollouts make many of them.
+    `made(module, below, args, kwargs)` must return the call's result; `below` runs the call itself.
+    From `pass_calls` to `take`, calls with gradients skip `made`, to save time. Calls without
+    gradients skip `made` while `is_plain()` is true: rollouts make many such calls.
     """
 
     order = 2  # outside all wrappers of plans
@@ -122,7 +122,7 @@ class HostEvent:
 class TimedStep:
     """A step that begins now; its `loss` and gradient `norm` are available once `ready` completes.
 
-    `is_usual` is false if its time includes an examination; `why` is the reason to drop its plan.
+    `is_usual` is false if the step includes an examination; `why` is a reason to drop the plan.
     """
 
     def __init__(self, kind: Hashable, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Inductor's searches for kernels of matrix products; a ranking that predicts fast kernels."""
+"""Describe Inductor's kernel searches for matrix products, and predict the fast kernels."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def label(choice: Any) -> str:
 
 
 def problem_of(choices: Sequence[Any]) -> Problem | None:
-    """Return the kernels' product; None if it is dynamic, 1-D or unknown, or if labels repeat."""
+    """Return the matrix product that the kernels compute; None if it can't be recorded."""
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
         return None
@@ -149,7 +149,7 @@ def versions() -> str:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The share of `right` predictions at each `agreement` of the trees, from `shapes` searches."""
+    """The share of right predictions by the agreement of the trees; `shapes` counts searches."""
 
     agreement: tuple[float, ...] = field(repr=False)
     right: tuple[float, ...] = field(repr=False)
@@ -160,7 +160,7 @@ class Calibration:
 
 
 class Ranking:
-    """A forest that predicts the logarithm of a kernel's time ÷ the fastest kernel's time."""
+    """A random forest that predicts the log of a kernel's time ÷ the fastest kernel's time."""
 
     def __init__(self, searches: Sequence[KernelSearch]) -> None:
         forest = _sklearn("ensemble").ExtraTreesRegressor(100, min_samples_leaf=2, random_state=0)

@@ -57,7 +57,7 @@ class Model:
 
 
 def models(name: str | None = None) -> list[Model]:
-    """Return a Model for each device, or for `name` only, and version; omit incomplete searches."""
+    """Return a Model per device (or for `name` only) and version; omit incomplete searches."""
     groups: dict[tuple[str, str], list[ranking.KernelSearch]] = {}
     for kept in database.kept("search", name):
         search = _read(SEARCH, kept.value)
@@ -83,9 +83,9 @@ def trained(model: Model) -> ranking.Calibration:
 
 
 class Tuner:
-    """Record, replay or predict this process's searches; after an error (`problem`), do nothing.
+    """Record, replay or predict this process's searches; do nothing after an error (`problem`).
 
-    Without `confidence`, predict nothing. If a prediction has less, time all kernels (`fallback`).
+    Without `confidence`, predict nothing; below it, time all kernels if `fallback` is true.
     """
 
     def __init__(self, confidence: float | None = None, fallback: bool = True) -> None:

@@ -123,9 +123,9 @@ class Recomputed(Call):
 
 
 def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[..., Any]:
-    """Return a function that calls the block; repeated calls see small buffers as the first did.
+    """Return a function that calls the block, first for the forward pass and then to recompute.
 
-    Repeated calls then restore the buffers; they raise SpeedKitError if weights or modes changed.
+    Later calls use the first call's small buffers. Changed weights or modes raise SpeedKitError.
     """
     weights, modes, is_first = [*block.parameters()], _modes(block), True
     before = marks(weights)
@@ -151,12 +151,12 @@ def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[...
 
 
 def _modes(block: torch.nn.Module) -> list[Any]:
-    """Return weights' ids and `requires_grad`, and training modes: recomputing needs them equal."""
+    """Return weights' ids and `requires_grad`, and training modes, which must not change."""
     weights = [(id(weight), weight.requires_grad) for weight in block.parameters()]
     return [*weights, *(part.training for part in block.modules())]
 
 
 def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Write buffers by `.data`, so that autograd accepts the buffers that it saved for backward."""
+    """Write through `.data`, so that autograd sees no change of buffers that it has saved."""
     for buffer, value in zip(buffers, values, strict=True):
         buffer.data.copy_(value)

@@ -179,7 +179,7 @@ def torchao(module: str = "quantization") -> Any:
 
 
 def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
-    """Return why `library` can't be used: missing or too old; empty if the library fits."""
+    """Return why a library can't be used, or "" if version `since` or later is installed."""
     installed = hardware.libraries.get(library)
     if installed is None:
         return f"needs {library}: pip install {library}"

@@ -18,7 +18,7 @@ from speedkit_jupyter.right.judge import TERMS, beyond_limit
 from speedkit_jupyter.right.reference import in_float64, rounded, unit
 
 # Limits for the worst row, column and element, as multiples of the largest errors that rounding
-# explains; a single element's error varies more than the norm of a row's errors.
+# explains. A single element's error varies more than the norm of a row's errors.
 WORST = {"row": 4.0, "column": 4.0, "element": 8.0}
 # A gradient is compared relative to at least this share of the root mean square of all gradients: a
 # smaller gradient may be a rounded zero, such as a key's gradient in attention to a single key.
@@ -26,7 +26,7 @@ SMALL = 1e-2
 
 
 class TensorDifference(NamedTuple):
-    """A tensor's deviation and worst errors; for integers, the number that differ."""
+    """The errors of a tensor; for integers, the number of elements that differ."""
 
     distance: float = 0.0
     scale: float = 0.0
@@ -39,9 +39,9 @@ class TensorDifference(NamedTuple):
 
 
 class RoundingLimits:
-    """The largest deviations of each tensor from float64 that rounding explains, at one size.
+    """The largest errors of each tensor against float64 that rounding explains, at one size.
 
-    Plain and rounded runs of the reference `side` measure them. `values` are typical results.
+    They are measured on runs of the reference, `side`. `values` are typical results.
     """
 
     def __init__(self, side: Side, precision: str, values: Values) -> None:
@@ -54,7 +54,7 @@ class RoundingLimits:
         self._known: dict[str, TensorDifference] = {}
 
     def truth(self, drawn: CallInputs, own: CallResult) -> Values:
-        """Run the call in float64; return its values (`own.values` if it fails); widen limits."""
+        """Return the call's values in float64 (`own.values` if that fails); widen the limits."""
         wide, is_plain = drawn.copied(wide=True), self._precision == "fp32"
         truth = self._run(own, wide, self._wide) or own
         self._add(own.values, truth.values)
@@ -136,7 +136,7 @@ def _is_floating(one: torch.Tensor | None) -> bool:
 def _worst_parts(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, typical: float
 ) -> list[float]:
-    """Return relative errors of the worst row, column, element; divisors are at least `typical`."""
+    """Return the errors of the worst row, column and element, relative to at least `typical`."""
     if tensor is None or reference is None or not reference.numel():
         return [0.0] * 3
     wide = torch.promote_types(reference.dtype, torch.float32)
@@ -154,7 +154,7 @@ def _worst_parts(
 
 
 def form_faults(found: CallResult, own: CallResult) -> list[str]:
-    """Return the faults of `found`, and where types, NaN, aliases or writes differ from `own`."""
+    """Return the faults of `found`, and differences from `own` in types, NaN, aliases, writes."""
     faults = list(found.faults)
     for name in {**own.forms, **found.forms}:
         mine, theirs = found.forms.get(name), own.forms.get(name)

@@ -51,8 +51,8 @@ def check(
     Args:
         candidate: a function or module; or its location as text, such as "kernels.py:softmax".
         reference: the function or module that the candidate replaces, or its location.
-        inputs: a function of a size, or without arguments, that returns new tensors: one, a list, a
-            tuple, or a dict of keyword arguments; or the function's location.
+        inputs: a function that returns new tensors: one, a list, a tuple, or a dict of keyword
+            arguments; or its location. A required parameter of the function gets the size.
         sizes: names of built-in sizes (single, small, odd, realistic: each is batch, heads, length,
             head_dim; default: all), or a dict of your own sizes by name.
         gradients: if False, only the forward pass is compared and timed.
@@ -110,7 +110,7 @@ def _callable(label: str, value: Any) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """Return `value`; run "file.py:name" and return the object; create a Module from its class."""
+    """Return `value`, or, for a text "file.py:name", run the file and return the named object."""
     if not (isinstance(value, str) and ".py:" in value):
         return value
     path, _, name = value.rpartition(":")

@@ -43,7 +43,7 @@ class CallResult:
 
 
 class Side:
-    """The candidate (`watched`) or reference; `close` undoes patches and resets module weights."""
+    """The candidate or the reference; if `watched`, patches of torch are undone and reported."""
 
     def __init__(self, function: Any, gradients: bool, watched: bool = False) -> None:
         self.function, self._gradients, self._is_watched = function, gradients, watched
@@ -155,7 +155,7 @@ class Side:
 
 
 class PatchWatch:
-    """Watch WATCHED and torch's flags; `changes` undoes and lists changes not made by torch."""
+    """Detect replaced functions of WATCHED and changed flags; `changes` undoes and lists them."""
 
     def __init__(self) -> None:
         self._before = [(owner, _functions(owner)) for owner in WATCHED]

@@ -24,8 +24,8 @@ ALIGNED = 64
 # Weights change by about this share from call to call, as in training. A candidate that caches the
 # first weights then fails the check.
 MOVE = 0.1
-# An input counts as repeating if more than this share of calls get the values of an earlier call;
-# a candidate that caches results would then look faster than it is.
+# An input repeats too often if more than this share of calls get the values of an earlier call: a
+# candidate that caches results would then look faster than it is.
 REPEATS = 0.1
 
 
@@ -122,7 +122,7 @@ class CallInputs:
         return found
 
     def copied(self, wide: bool = False, gradients: bool = False) -> CallInputs:
-        """Return copies, in float64 if `wide`; if `gradients`, they require grad if possible."""
+        """Return a copy: in float64 if `wide`, with tensors that require grad if `gradients`."""
 
         def copy(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -185,7 +185,7 @@ class InputSource:
         return drawn
 
     def repeating(self, size: Any) -> list[str]:
-        """Return names of inputs that repeat too often (REPEATS); "all of them" without tensors."""
+        """Return the names of inputs that repeat too often; "all of them" if none are tensors."""
         seen = self._seen.get(repr(size)) or {"all of them": [0, 0]}
         return [n for n, found in seen.items() if len(found) - len({*found}) > REPEATS * len(found)]
 

@@ -19,12 +19,12 @@ from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, blo
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.units import seconds
 
-# Largest number of calls per size that are compared with float64, each on new inputs.
+# Largest number of calls at each size that are compared with float64. Each has new inputs.
 COMPARED_CALLS = 3
-# Expected time of a size, in reference calls. With less time left, a later size is skipped.
+# A size takes about as long as this many reference calls. With less time left, skip later sizes.
 LIMIT_IN_CALLS = 30
-# Limits on calls and bytes in a block, because each call has its own inputs and results in memory;
-# and on rounds: a ratio from 200 rounds is precise to a few percent.
+# Limits on calls and bytes of a block, because all its inputs and results are in memory at once.
+# After MOST_ROUNDS rounds, the ratio is precise to a few percent.
 MOST_CALLS, MOST_BLOCK_BYTES, MOST_ROUNDS = 32, 2**28, 200
 # Limits in timed rounds, as a multiple of the limits against float64: the reference rounds, too.
 TIMED_LIMITS = 2.0
@@ -34,7 +34,7 @@ RAISES = "the reference fails since the candidate was called: "
 
 
 class FirstCall(NamedTuple):
-    """A call of the reference and its result, from before the candidate's first call at a size."""
+    """A call of the reference, made before the candidate's first call at a size."""
 
     drawn: CallInputs
     result: CallResult
@@ -51,7 +51,7 @@ class RewriteJudge:
         self._source, self._budget = source, Budget(budget_s)
 
     def run(self, sizes: Mapping[str, Any]) -> list[SizeCheck]:
-        """Return each size's check, `skipped` after a wrong size or for lack of memory or time."""
+        """Check each size; skip sizes after a wrong result, or for lack of memory or time."""
         found: list[SizeCheck] = []
         for number, (name, size) in enumerate(sizes.items()):
             one = SizeCheck(name, size)
@@ -96,7 +96,7 @@ class RewriteJudge:
             return None
 
     def _begin(self, one: SizeCheck) -> FirstCall | None:
-        """Return a FirstCall; None if results can't be compared. Raises StepError if they vary."""
+        """Return a FirstCall; None without comparable results; StepError if equal calls differ."""
         drawn = self._source.draw(one.size)
         _, (result,) = self._reference.calls([drawn])
         forms = result.forms.items()

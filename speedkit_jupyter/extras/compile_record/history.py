@@ -1,4 +1,4 @@
-"""Compilations of this session from torch's records: graph breaks, recompiles, remedies."""
+"""Read graph breaks and recompiles from torch's own records, and suggest remedies."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class CompileRecord:
         self.end = dynamo.on_compiling(self._start, lambda _: None)
 
     def news(self) -> list[Finding]:
-        """Collect records; return new findings since the last call, except from measurements."""
+        """Return the findings since the last call, except findings from SpeedKit's measurements."""
         self.collect()
         news, self._news = list(dict.fromkeys(self._news)), []
         return news
@@ -143,7 +143,7 @@ def _of(record: Any, name: str, otherwise: Any) -> Any:
 
 
 def _place(record: Any, reason: str) -> Spot | None:
-    """Return the reason's last user line, else the compiled user function's first line, or None."""
+    """Return the last user line in `reason`, else the user function's first line, or None."""
     lines = [Spot(file, int(number)) for file, number in USER_LINE.findall(reason)]
     begins = Spot(_of(record, "co_filename", ""), _of(record, "co_firstlineno", 0))
     ends = [(begins.file.endswith(end), int(number)) for end, number in END_OF_FILE.findall(reason)]

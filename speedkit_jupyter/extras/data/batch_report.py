@@ -82,7 +82,7 @@ class BatchSizes(Shown):
 
     @property
     def is_proven(self) -> bool:
-        """Return whether all rates below KNEE × best are proven lower; False with little data."""
+        """Return whether all sizes below the share KNEE of the fastest rate are proven slower."""
         best = self.fastest
         if len(self.measured) == 1 or best.interval is None:
             return False

@@ -40,7 +40,7 @@ RANGE = (8, 4096)
 LONGEST_SHARE = 0.2
 # Largest number of rounds; the interval is then a few percent wide.
 ENOUGH_ROUNDS = 25
-# A size may need up to this share of free memory plus the step's state; the rest is a reserve.
+# A size may use this share of the memory that is free or already holds the step's state.
 USABLE_MEMORY = 0.9
 # Messages of torch's CPU allocator (c10/core/impl/alloc_cpu.cpp), cuDNN and cuBLAS.
 OUT_OF_MEMORY = re.compile(
@@ -195,7 +195,7 @@ class BatchSweep:
         return TOO_LONG if takes_s and is_long else ""
 
     def _needed_bytes(self, number: int) -> float:
-        """Return extrapolated peak bytes plus the batch's bytes; 0 before two peaks are known."""
+        """Return the bytes to expect at a size, from the last two peaks; 0 without two peaks."""
         known = [(one.number, one.peak_bytes) for one in self._found.measured if one.peak_bytes]
         if len(known) < 2:
             return 0.0

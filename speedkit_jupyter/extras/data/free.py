@@ -54,7 +54,7 @@ def free(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _used_bytes() -> Iterator[tuple[str, int]]:
-    """Yield names with used bytes: of the process, and of tensors on each kind of accelerator."""
+    """Yield the bytes in use by the process, and by tensors on each kind of accelerator."""
     yield "this process", psutil.Process().memory_info().rss
     for kind in devices.in_use():
         yield kind.name, kind.allocated_bytes()

@@ -35,15 +35,15 @@ SLOWER_AFTER = ((3, 1.5), (8, 1.15))
 LEAST_ROUNDS, MOST_ROUNDS = 8, 100
 # A gain below this factor is not worth a change of the loader.
 LEAST_GAIN = 1.02
-# A window of timed batches takes WINDOW_S seconds, to even out bursts from workers; less if the
-# budget is too short for 12 rounds of 4 loaders. Calls up to WHOLE windows long, or 0.25 s, are
-# timed as a whole; in longer calls, a window of at least LEAST_BATCHES batches is timed.
+# A window of timed batches takes WINDOW_S seconds, because workers deliver batches in bursts. It is
+# shorter if the budget allows less than 12 rounds of 4 loaders. Calls up to WHOLE windows long, or
+# 0.25 s, are timed as a whole; of longer calls, a window of LEAST_BATCHES batches or more.
 WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
 # Largest worker count. In long epochs, enough batches precede a window to make all workers busy.
 MOST_WORKERS = loader_settings.WORKER_COUNTS[-1]
 NO_LOOP = "the step never goes through this loader: give a function that loops over it"
 END = object()
-# A function that times a loader in a round, and returns a batch's seconds: step, then waiting.
+# A function that times a loader in a round; it returns a batch's seconds of step and waiting.
 Block = Callable[["LoaderWay", int], tuple[float, float]]
 
 
@@ -118,7 +118,7 @@ class LoaderRace:
                 one.leave(DROPPED)
 
     def _attempt(self, one: LoaderWay, call: Callable[[], Any]) -> Any:
-        """Return `call()`; on an error, drop the loader and return None, or raise if it's `own`."""
+        """Return `call()`. On an error, drop the loader, or raise if the loader is the user's."""
         # After workers that gave no batch, skip other workers: each could take a whole timeout.
         new = [way for way in self.ways[1:] if way.settings.num_workers and not way.times_s]
         if one in new and any(way.why_out for way in new):
@@ -236,7 +236,7 @@ class BatchWindow:
 
 
 class LoaderTimer:
-    """Time calls of the step from the same state; of long calls, time only a moving window."""
+    """Time the step with each loader from the same state; of long calls, time only a window."""
 
     def __init__(
         self, step: Step, loader: DataLoader[Any], budget_s: float, restore: Callable[[], object]
@@ -293,7 +293,7 @@ class LoaderTimer:
         return step_s, window.waited_s / window.timed + window.begun_s / self.epoch
 
     def _window(self, one: LoaderWay, number: int) -> BatchWindow:
-        """Return a round's window, at the same batch for each loader; let samplers skip to it."""
+        """Return a round's window, the same for each loader, and let samplers skip to it."""
         if not self._most:
             return BatchWindow(self._device)
         workers, loader = one.settings.num_workers, one.loader

@@ -31,15 +31,15 @@ from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.private import tree_map
 from speedkit_jupyter.torchglue.storage import tensors_in
 
-# Numbers of workers to try, up to the numbers of usable cores and of batches.
+# Worker counts to try; none above the number of usable cores or of batches.
 WORKER_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# `look_at` draws up to MOST_SAMPLES samples, and begins none after LONGEST_LOOK_S seconds.
+# `look_at` draws up to MOST_SAMPLES samples, and stops after LONGEST_LOOK_S seconds.
 MOST_SAMPLES, LONGEST_LOOK_S = 32, 1.0
-# Handles that only one process can use; libraries by name, because they may not be installed.
+# Handles that only one process can use. Names of types need no import of their library.
 HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
 HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2.VideoCapture")
 
-# Arguments of a DataLoader that have these values if it has no workers.
+# Values of the arguments about workers, in a DataLoader without workers.
 OF_WORKERS: dict[str, Any] = dict(  # noqa: C408
     prefetch_factor=None, persistent_workers=False, timeout=0, multiprocessing_context=None
 )
@@ -47,11 +47,11 @@ OF_WORKERS: dict[str, Any] = dict(  # noqa: C408
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Settings that don't change batches; `whole_batches` indexes the data set once per batch."""
+    """Settings of a DataLoader that don't change its batches."""
 
     num_workers: int = 0
     pin_memory: bool = False
-    whole_batches: bool = False
+    whole_batches: bool = False  # index the data set once per batch
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> LoaderSettings:
@@ -69,7 +69,7 @@ def is_iterable(loader: DataLoader[Any]) -> bool:
 
 
 def takes_whole_batches(loader: DataLoader[Any]) -> bool:
-    """Return whether batches are rows of a TensorDataset, which takes a list of indices at once."""
+    """Return whether the data set, a TensorDataset, can be indexed with all indices of a batch."""
     is_plain = loader.collate_fn is default_collate and loader.batch_sampler is not None
     return is_plain and type(loader.dataset) is TensorDataset
 
@@ -113,7 +113,7 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
 
 def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
-    """Return the line that creates the loader with new settings; `…` replaces other arguments."""
+    """Return the user's line with new settings, such as `loader = DataLoader(…, num_workers=4)`."""
     own, kind = asdict(LoaderSettings.of(loader)), type(loader).__name__
     changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
     only_workers = OF_WORKERS if own["num_workers"] and not settings.num_workers else {}
@@ -127,25 +127,25 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
 
 
 class Samples(NamedTuple):
-    """Properties of samples: whether random, by which generator of the data set; device type."""
+    """Properties of the samples of a data set."""
 
-    is_random: bool = False
-    own_generator: str = ""
-    device: str = "cpu"
+    is_random: bool = False  # drawing samples uses random numbers
+    own_generator: str = ""  # name of the data set's own random generator, if used
+    device: str = "cpu"  # device type
 
 
 def look_at(loader: DataLoader[Any]) -> Samples:
-    """Draw samples (none if iterable); return their properties. The caller must restore state."""
+    """Draw samples and return their properties. The caller must restore the state."""
     if is_iterable(loader):
         return Samples()
-    # In each worker, torch seeds its own generator and the generators of these functions.
+    # torch seeds its default generator and the generators of these functions in each worker.
     functions: list[Any] = [random.random, np.random.random_sample]
     shared = [torch.default_generator, *(function.__self__ for function in functions)]
     kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
     walk = Walk(_drawn_with(loader))
     own = [one for one in walk.found.values() if isinstance(one, kinds) and one not in shared]
     indices = (one if isinstance(one, list | tuple) else [one] for one in index_sampler(loader))
-    keys = [*islice(chain.from_iterable(indices), MOST_SAMPLES)]  # samplers' draws don't count
+    keys = [*islice(chain.from_iterable(indices), MOST_SAMPLES)]  # draws by samplers don't count
     before, begun_s, drawn = [*map(_state, [*shared, *own])], clock.now(), list[Any]()
     draw = user_code_boundary(lambda key: loader.dataset[key])
     for key in keys:
@@ -185,7 +185,7 @@ class IndexDataset:
 
 
 def difference(loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], Any]) -> str:
-    """Loop with old and new settings; return how indices or random numbers differ, or ""."""
+    """Return "" if both settings give the same indices and random numbers, else a message."""
     if is_iterable(loader):  # only `pin_memory` can change
         return ""
     drawn = []
@@ -198,7 +198,7 @@ def difference(loader: DataLoader[Any], settings: LoaderSettings, settle: Callab
 
 
 def _batches(loader: DataLoader[Any]) -> list[Any]:
-    """Return two epochs' batches, and random numbers drawn after each batch, as a step may do."""
+    """Return up to 64 batches of each of two epochs, and random numbers drawn after each batch."""
     found = []
     plain = lambda index: index.tolist() if hasattr(index, "tolist") else index  # noqa: E731
     try:

@@ -1,4 +1,4 @@
-"""Find and report the fastest loader settings for the user's step; restore all state."""
+"""Find and report the fastest loader settings for the user's step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.units import between, ratio, seconds, share
 from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 
-# Default budget in seconds for loaders and batch sizes; each start of workers takes time.
+# Default budget in seconds for tuning a loader or a batch size. Starting workers takes time.
 LOADING_BUDGET_S = 20.0
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
 RANDOM = (
@@ -42,7 +42,7 @@ class LoaderTuning(Shown):
 
     REPORT = f"{__name__}:loader_report"
 
-    loader: Any  # the DataLoader; None in the DataLoader's own `tuning`
+    loader: Any  # the rebuilt DataLoader; None in its attribute `tuning`
     race: LoaderRace
     chosen: LoaderWay
     epoch: int  # batches per epoch, or per loop that ends early
@@ -50,7 +50,7 @@ class LoaderTuning(Shown):
     against: str  # the step's name
     declined: str  # the reason for not trying other worker counts
     remarks: list[str]
-    source: str  # the line to write
+    source: str  # the line of code to write
     environment: Mapping[str, str]
     command: str
 
@@ -75,7 +75,7 @@ class LoaderTuning(Shown):
 
 
 class LoaderTuner:
-    """Tune a loader: drain `run()`, then read `result()`. The `step` loops over `loader`."""
+    """Tune a loader for a step that loops over it: drain `run()`, then call `result()`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class LoaderTuner:
         return self._result is not None
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield after every block. The state of the step is restored at the end."""
+        """Measure, and yield progress. The state of the step is restored at the end."""
         budget = Budget(self._budget_s)
         with self._step.guarded() as guard:
             budget.reserved_s = guard.taking_s
@@ -114,7 +114,7 @@ class LoaderTuner:
     def _race(
         self, race: LoaderRace, timer: LoaderTimer, budget: Budget
     ) -> Generator[Progress, None, None]:
-        """Time all settings; choose the fastest that is proven and gives the same batches."""
+        """Time all settings. Choose the fastest that is proven and gives the same batches."""
         yield Progress(0.0, "a look at the samples")
         seen = loader_settings.look_at(self._loader)
         timer.restore()
@@ -162,7 +162,7 @@ def tune_loader(
     """Return the loader, rebuilt with the fastest settings for this step.
 
     It tries worker counts, pinned memory, and whole batches of a TensorDataset. For the same seed,
-    samples keep their order, but a data set may draw other random numbers. State is restored.
+    samples keep their order, but a data set may draw other random numbers. All state is restored.
 
     Args:
         loader: a torch DataLoader, or a subclass.
@@ -195,7 +195,7 @@ def check_loader(loader: Any) -> None:
 
 
 def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None) -> Step:
-    """Return a step for a function of a batch, a function that loops, or None (loading alone)."""
+    """Return a step that loops over the loader. `step` takes a batch, or has its own loop."""
     if step is None:
         return Step(lambda _: loop(loader), [], others=[loader])
     measured, takes = step_of(step), arguments_of(step)

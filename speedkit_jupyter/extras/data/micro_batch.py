@@ -30,10 +30,10 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 Key = int | str  # the position or name of an argument
 # Losses in torch.nn.functional that by default average over targets that are not ignored.
 MEANS = (functional.cross_entropy, functional.nll_loss)
-# The check runs up to this many samples in one call, and again in two parts.
+# The check computes the loss of up to this many samples, whole and in two parts.
 TRIED = 7
-# Limit for the error of the parts' joint loss, relative to the largest loss. A wrong mean is off by
-# far more; one rounding is off by up to 6e-8 in float32, 5e-4 in TF32, 4e-3 in bfloat16.
+# Limits for the relative error of the loss that parts make. A wrong mean is off by far more. One
+# rounding is off by up to 6e-8 in float32, 5e-4 in TF32, 4e-3 in bfloat16.
 CLOSE, CLOSE_IN_TF32, CLOSE_IN_HALF = 5e-6, 1e-3, 3e-2
 UNEQUAL = (
     "cross-entropy counts another share of targets in each part: give its divisor, as in "
@@ -71,13 +71,13 @@ def micro_batch(
         size: number of samples in a part.
         whole: positions or names of arguments not to split. Tensors of other lengths stay whole.
         reduction: "mean" over samples, or "sum".
-        weight: a function of the same arguments that returns the divisor of the mean, for a mean
-            over other items than samples: unmasked tokens, or targets that are not ignored.
+        weight: a function of the same arguments that returns the divisor of the mean, if it is not
+            the number of samples: unmasked tokens, or targets that are not ignored.
         scaler: a GradScaler for the loss.
         batch_norm: allow BatchNorm in training mode, with the statistics of each part.
 
     Returns:
-        A function of the same arguments; it adds gradients if enabled, and returns a detached loss.
+        A function of the same arguments. It returns a detached loss, and adds gradients if enabled.
 
     Raises:
         StepError: an argument is invalid. In a call: arguments can't be split, parts' losses don't
@@ -99,7 +99,7 @@ def micro_batch(
 
 @dataclass(frozen=True)
 class Batch:
-    """A call's arguments by position or name, of `length` samples; those in `whole` stay whole."""
+    """The arguments of a call, by position or name. Arguments in `whole` are not split."""
 
     given: Mapping[Key, Any]
     length: int
@@ -227,14 +227,14 @@ class MicroBatch:
         """Raise StepError if two parts' losses don't add up; warn if repeated calls differ."""
         number = min(batch.length, TRIED, max(self.size, 5))
         every = range(0, batch.length // number * number, batch.length // number)
-        # Parts of 2 and 5 samples: between equal parts, a mean over a mask may add up by chance.
+        # Parts have up to 2 and 5 samples: with equal parts, a masked mean may add up by chance.
         first = min(number // 2, 2)
         spans = [every, every, every[:first], every[first:]]
         losses, weights = zip(*self._tried(batch, spans), strict=True)
         (whole, _), (again, _), *parts = zip(map(float, losses), weights, strict=True)
         if math.isnan(whole):
             return
-        # Parts with equal losses don't prove a mean.
+        # Parts with equal losses don't prove that the loss is a mean.
         self._is_checked = whole != again or not np.allclose(parts[0][0], parts[1][0])
         if whole != again:
             messages.warn(
@@ -258,7 +258,7 @@ class MicroBatch:
             snapshot = Snapshot(Walk([self.function, self.weight]), off_device=True)
             stack.callback(snapshot.restore)
             for number, part in enumerate(parts):
-                if number > 1:  # not before the second call, which shows changes by the first
+                if number > 1:  # the second call starts from the state after the first
                     snapshot.restore()
                 for _, norm in _batch_norms(self._models):
                     norm.training = False
@@ -279,7 +279,7 @@ def length_of(value: Any) -> int | None:
 
 
 def lengths_of(value: Any) -> list[int]:
-    """Return possible numbers of samples: up to one, or two for a list of equally long tensors."""
+    """Return the possible numbers of samples; a list of equally long tensors has two."""
     if _are_alike(value):
         first, *others = map(length_of, value)
         is_sure = isinstance(value[0], Mapping) or any(one != first for one in others)
@@ -291,7 +291,7 @@ def lengths_of(value: Any) -> list[int]:
 
 
 def _are_alike(value: Any) -> bool:
-    """Return whether a list or plain tuple has 2+ mappings, or tensors of one dtype and rank."""
+    """Return whether a list or tuple has only mappings, or only tensors of one dtype and rank."""
     if not isinstance(value, list | tuple) or len(value) < 2 or hasattr(value, "_fields"):
         return False
     kinds = {(type(one), getattr(one, "dtype", None), getattr(one, "ndim", 0)) for one in value}
@@ -305,7 +305,7 @@ def each_taken(value: Any, length: int, take: Callable[[Any], Any]) -> Any:
     if isinstance(value, Mapping):
         return {key: each_taken(one, length, take) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        are_samples = length_of(value) is None or (  # a list of texts, for example, or of pictures
+        are_samples = length_of(value) is None or (  # for example, a list of texts or of pictures
             _are_alike(value) and lengths_of(value) != [length, length]
         )
         if len(value) == length and are_samples:

@@ -43,7 +43,7 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _step_with(names: Names, session: Session, name: str | None, loader: Any) -> tuple[Step, str]:
-    """Return a step and its name: the function, the last cell if it uses the loader, or loading."""
+    """Return a step and its name. Without `name`, take the last cell if it uses the loader."""
     if name is not None:
         return step_over(loader, namespace.find_function(names, name)), name
     if session.measured is not None:

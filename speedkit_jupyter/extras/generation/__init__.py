@@ -1,4 +1,4 @@
-"""Find modules with transformers' `generate()`, and the reason if no plan for generation fits."""
+"""Find modules with transformers' `generate()`, and say why no plan for generation fits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NONE = "no part of the model has the generate() of transformers"
 
 
 def generates(kind: type) -> bool:
-    """Return whether a class has `generate` and a base with the name of transformers' mixin."""
+    """Return whether a class has the `generate()` of transformers."""
     return any(base.__name__ == MIXIN for base in kind.__mro__) and hasattr(kind, "generate")
 
 

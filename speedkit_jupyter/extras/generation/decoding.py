@@ -1,4 +1,4 @@
-"""The compiled call that decodes one token, inside `generate()`."""
+"""Run compiled code for each token that `generate()` decodes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from speedkit_jupyter.torchglue.modules import plain_call
 
 
 class GenerationProgress(threading.local):
-    """A thread's state: `is_on` is true in `generate()`; `cache` is the current prompt's cache.
+    """The progress of `generate()` in each thread.
 
-    `is_alone` is true if no user callback runs between tokens. `checked` describes the arguments of
-    the last call that checked its guards and compiled nothing; None if the next call must check.
+    `is_on` is true inside `generate()`. `is_alone` is true if no user callback runs between tokens.
+    `checked` describes the arguments of the last call that passed the guards, or is None.
     """
 
     is_on = is_alone = False
-    cache: Any = None
+    cache: Any = None  # the current prompt's cache
     checked: Any = None
 
 
 class DecodingCode(CompiledCode):
-    """The compiled code for one token, its `shapes` (rows, cache length), and threads' progress."""
+    """The compiled code that decodes one token. `shapes` has pairs of rows and cache length."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -64,7 +64,7 @@ class DecodingCall(Call):
             return self.below(*args, **kwargs)
         given = _described(kwargs) if progress.is_alone and not args else None
         if given is not None and given == progress.checked:
-            # Checking many guards may take as long as the layers; equal arguments pass the guards.
+            # Checking guards may take as long as the layers. Equal arguments would pass again.
             try:
                 with without_guards():
                     return self._code.run(self, args, kwargs)
@@ -80,7 +80,7 @@ class DecodingCall(Call):
 def _described(kwargs: Mapping[str, Any]) -> Any:
     """Return a description of arguments: shape and dtype of tensors, `id()` of other objects.
 
-    Return None unless the cache is a StaticCache of StaticLayers: others may have Python counters.
+    Return None unless the cache is a StaticCache: other caches may count tokens in Python.
     """
     cache = kwargs["past_key_values"]
     kinds = {type(cache).__name__, *(type(one).__name__ for one in getattr(cache, "layers", ()))}

@@ -1,4 +1,4 @@
-"""Measure the seconds of the prompt and of each token, in steps that generate text."""
+"""Measure how long the prompt and each token take, in steps that generate text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from speedkit_jupyter.step.watching import Watcher, watching
 
 
 class TokenWatcher(Watcher):
-    """Record the seconds between results that have a cache, and from the start to the first result.
+    """Record the seconds of prompts and of tokens.
 
-    The first call with a given cache counts as the prompt. `tokens` counts the rows of all calls.
+    The first call with a given cache is a prompt. `tokens` counts the rows of all calls.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -88,7 +88,7 @@ class StaticDecoding(Optimization):
         return [DecodingCall(part, self._code(target)) for part in parts]
 
     def _code(self, target: Target) -> DecodingCode:
-        """Return the compiled code of the plan's context; the first call creates it."""
+        """Return the compiled code; the first call creates it."""
         if target.memo.compiled_call is None:
             parts = generating_parts(target.model)
             on_gpu = any(part.device.type == "cuda" for part in parts)
@@ -126,8 +126,8 @@ def _why_not_static(hardware: Hardware, facts: Facts) -> str:
 
 
 def with_static_cache(code: DecodingCode, target: Target, length: Any) -> Callable[..., Any]:
-    """Return a `generate` that adds a static cache where possible, and keeps no model alive."""
-    notes, only_in = target.notes, target.only_in
+    """Return a replacement of `generate()` that uses a static cache where possible."""
+    notes, only_in = target.notes, target.only_in  # `target` itself would keep the model alive
 
     def generate(module: Any, *args: Any, **kwargs: Any) -> Any:
         plain = type(module).generate
@@ -160,7 +160,7 @@ def with_static_cache(code: DecodingCode, target: Target, length: Any) -> Callab
 
 
 def _with_cache(kwargs: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return arguments for `generate()` with a static cache of this length; a config is copied."""
+    """Return `kwargs` with a static cache of this length. A user's config is copied first."""
     wanted = {"cache_implementation": "static", "disable_compile": True, "max_cache_len": length}
     if (config := kwargs.get("generation_config")) is None:
         return {**kwargs, **wanted}
@@ -171,11 +171,11 @@ def _with_cache(kwargs: Mapping[str, Any], length: int) -> dict[str, Any]:
 
 
 def rows_and_length(args: Any, kwargs: Mapping[str, Any], module: Any) -> tuple[int, int] | None:
-    """Return a call's rows and needed positions; None if the call can't use a static cache.
+    """Return the rows and positions that a call needs; None if it can't use a static cache.
 
-    Reasons are beam search, assistants, prompt lookup, custom code, a second positional
-    argument, the user's own cache, `use_cache=False`, a returned cache (which must grow), returned
-    attentions (another kernel), non-tensor inputs, training mode, autocast (compiled code differs).
+    Excluded are beam search, assistants, prompt lookup, custom code, a second positional argument,
+    the user's own cache, `use_cache=False`, inputs other than tensors, training mode, and autocast.
+    Also excluded are returned caches, which must grow, and attentions, which need another kernel.
     """
     if module.training or torch.is_autocast_enabled(module.device.type):
         return None

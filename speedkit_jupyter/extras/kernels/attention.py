@@ -42,14 +42,14 @@ def attention(
 
     Query i and key i are at the same position. A query that sees no key gets zeros. The masks of
     the last 16 patterns are cached, until a value that a mask depends on changes. torch.compile
-    does not compile this function. Tensor subclasses and torch.func transforms ignore `engine`.
+    does not compile this function. `engine` has no effect on tensor subclasses or in torch.func.
 
     Args:
         q: queries, (batch, heads, queries, head_dim).
         k: keys, (batch, key_heads, keys, head_dim), where key_heads divides heads.
         v: values, (batch, key_heads, keys, value_dim).
-        pattern: full, causal, sliding_window, prefix, documents, alibi or softcap; or several,
-            as in "causal+documents": visible keys pass all masks. alibi and softcap mask nothing.
+        pattern: full, causal, sliding_window, prefix, documents, alibi or softcap. Join several
+            with +, as in "causal+documents": a key is visible if it passes all masks.
         window: for sliding_window, the number of keys up to the query's own; or (before, after).
         prefix: for prefix, the number of leading keys that all queries see, in addition to keys up
             to their own; or a tensor (batch,).
@@ -62,8 +62,8 @@ def attention(
         score_mod: the last change to scores, `score_mod(score, batch, head, query, key)`.
         scale: factor of the scores (default: 1/√head_dim).
         engine: "dense" (one call), "chunks" (blocks of queries with the keys that they see), "flex"
-            (FlexAttention, compiled; on a CPU without gradients only), or "auto": on CUDA and XPU
-            flex, but dense for full and causal, and below 128 queries; elsewhere dense or chunks.
+            (FlexAttention, compiled; on a CPU without gradients only) or "auto". On CUDA and XPU,
+            "auto" takes flex, or dense for full, causal or under 128 queries; else dense or chunks.
         tune: with "auto", time engines at the first call of a shape; later calls use the fastest.
 
     Returns:

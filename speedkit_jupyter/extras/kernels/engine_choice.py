@@ -23,14 +23,14 @@ from speedkit_jupyter.torchglue.dynamo import is_compiler_error
 
 # Queries per block: the smallest of SIZES that gives each thread THREAD_QUERIES queries, or 256.
 SIZES, THREAD_QUERIES = (64, 128, 256), 64
-# Up to this length, blocks may compute causal attention in training on a CPU: SDPA is slower.
+# Up to this many queries, SDPA is slower than blocks for causal attention in training on a CPU.
 CAUSAL_QUERIES = 1024
 # If blocks would compute more than this share of all scores, one call for all queries is faster.
 DENSE = 0.85
-# Devices where the rule picks FlexAttention, and its fewest queries there (its block size).
+# Devices where the rule picks FlexAttention, from FLEX_QUERIES queries (its block size).
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
-# Seconds of timed rounds (first calls excluded), fewest and most rounds, and the relative time
-# below which a measured choice replaces the rule's choice.
+# Timing takes about TUNE_S seconds after the first calls, in 3 to 40 rounds. The fastest engine
+# replaces the rule's choice if its relative time is below BETTER.
 TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
 # Limit for patterns with cached masks, and for the cached layouts and block masks of a pattern.
 MOST_KEPT = 16
@@ -61,7 +61,7 @@ class PatternChoices:
 
 
 class Prepared:
-    """A pattern; `masks` caches its layouts and BlockMasks, `known` has the measured engines."""
+    """A pattern with cached layouts and BlockMasks (`masks`) and measured engines (`known`)."""
 
     def __init__(self, pattern: Pattern, masks: dict[Any, Any], known: PatternChoices) -> None:
         self.pattern, self.masks, self.known = pattern, masks, known
@@ -89,7 +89,7 @@ class Prepared:
         return engines.by_blocks(inputs, pattern, self.made(laid_out, shape, size))
 
     def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
-        """Run the engine that `tune` measured; without one, or if flex fails, the rule's engine."""
+        """Run the measured engine; if none is measured or flex fails, run the rule's engine."""
         known, shape, trains = self.known, inputs.shape, inputs.is_learned
         asked = shape, trains, torch.is_grad_enabled()
         if tune and asked not in known.choices:
@@ -107,7 +107,7 @@ class Prepared:
         return self.run(inputs, self.by_rule(shape, trains))
 
     def by_rule(self, shape: Shape, trains: bool) -> EngineChoice:
-        """Return the engine by pattern, shape, device, training and share of computed scores."""
+        """Choose an engine without timing."""
         pattern, kind = self.pattern, shape.device.type
         is_short = kind == "cpu" and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
         if pattern.is_plain and not (is_short and trains):
@@ -155,7 +155,7 @@ class Prepared:
 
 
 def fastest(times: Mapping[EngineChoice, list[float]], rule: EngineChoice) -> EngineChoice:
-    """Return the fastest choice by ratios within rounds, or `rule` if it is about as fast."""
+    """Return the choice with the lowest median time ratio, or `rule` if that is nearly as fast."""
     plain = times.get(rule) or next(iter(times.values()))
     ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
     best = min(ratios, key=ratios.__getitem__)

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from speedkit_jupyter.catalog.model_changes.compiled import compile_alone
 from speedkit_jupyter.extras.kernels.patterns import MaskMod, Pattern, positions
 
-# A block's bias is cached if a bias of all queries for the block's keys fits into these bytes.
+# Biases of blocks are cached up to this size: all heads and queries, with the keys of the block.
 KEPT_BYTES = 2**28
 
 
@@ -58,7 +58,7 @@ class ScoreIndices(NamedTuple):
 
 @dataclass
 class QueryBlock:
-    """A block of queries; `runs` are ranges (first, end) of keys, `at` indices of scores."""
+    """A block of queries, and `runs` of keys that it sees, as ranges (first, end)."""
 
     at: ScoreIndices
     runs: list[tuple[int, int]]
@@ -67,7 +67,7 @@ class QueryBlock:
 
 @dataclass
 class BlockLayout:
-    """Blocks of `size` queries for each slice of the batch; `share` of the scores is computed."""
+    """Blocks of `size` queries for each slice of the batch, and the `share` of computed scores."""
 
     size: int
     rows: list[tuple[slice, list[QueryBlock]]]
@@ -118,7 +118,7 @@ def seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
 
 
 def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
-    """Return ranges of keys, in whole blocks, that any query sees; if none, the first block."""
+    """Return the ranges of keys that some query sees, in whole blocks; at least the first block."""
     keys = mask.shape[-1]
     seen = torch.nn.functional.pad(mask.flatten(0, -2).any(0), (0, -keys % size))
     runs: list[tuple[int, int]] = []

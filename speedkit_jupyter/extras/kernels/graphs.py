@@ -20,10 +20,10 @@ from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
 # Number of compared steps, each on different inputs: a frozen counter shows in the second step.
 COMPARED = 3
-# Largest relative distance between the changes by the graph and by plain steps: above the rounding
-# of other kernels (1e-6 in float32), below the effect of a frozen learning rate or counter. If
-# two plain runs differ (due to atomic sums), the limit rises to NOISE_TIMES their distance, at most
-# MOST_ERROR: a larger distance between plain runs comes from state that can't be restored.
+# Limit for the relative distance between changes by the graph and by plain steps. Other kernels
+# round differently (1e-6 in float32); a frozen learning rate or counter has a larger effect. If two
+# plain runs differ (due to atomic sums), the limit rises to NOISE_TIMES their distance, but not
+# above MOST_ERROR: a larger distance comes from state that can't be restored.
 ALLOWED_ERROR, NOISE_TIMES, MOST_ERROR = 1e-3, 10, 0.03
 KIND = "cuda"  # the type of devices that record graphs
 FROZEN = "the graph repeats the numbers that Python computed when it was recorded"
@@ -34,8 +34,8 @@ Values = dict[str, list["torch.Tensor"]]
 def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> GraphedStep:
     """Return `step` as one CUDA graph for inputs of the given shapes, dtypes and device.
 
-    Three replays on different inputs are compared with plain steps first: weights, buffers,
-    optimizer state, gradients and results. Then changes are undone; `.grad` is the graph's tensor.
+    Three replays on different inputs are first compared with plain steps: weights, buffers,
+    optimizer state, gradients and results. Changes are undone, but `.grad` is the graph's tensor.
 
     Args:
         step: a function of a whole step: forward pass, loss, backward pass, `optimizer.step()` and
@@ -49,8 +49,8 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
     Returns:
         A GraphedStep, which returns detached copies of the results. If no graph is possible, a
         warning is shown, `why` has the reason, and each call runs the plain step. Calls with other
-        shapes, dtypes, devices or gradient mode run it, too. If weights move, training modes or
-        hyperparameters change, or optimizer state is replaced, later calls run it, after a warning.
+        shapes, dtypes, devices or gradient mode run it, too. After a warning, so do all calls
+        once weights move, training modes or hyperparameters change, or optimizer state is replaced.
 
     Raises:
         ArgumentError: `step` is not callable, or an input is not a tensor.
@@ -212,7 +212,7 @@ def _kind(inputs: Sequence[Any]) -> Any:
 
 
 def _copied(groups: Mapping[str, Sequence[Any]]) -> Values:
-    """Return copies of each group's tensors; Booleans as bytes, which can be subtracted."""
+    """Return copies of each group's tensors, with Booleans as bytes, which can be subtracted."""
     return {
         name: [one.detach().byte() if one.dtype is torch.bool else one.detach().clone()
                for one in ones if isinstance(one, torch.Tensor)]
@@ -227,7 +227,7 @@ def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def _apart(found: Values, plain: Values) -> dict[str, float]:
-    """Return groups' distances ÷ norms in `plain`; inf if counts differ or only the norm is 0."""
+    """Return each group's distance relative to its norm in `plain`; inf if not comparable."""
     apart = {}
     for name, ones in plain.items():
         pairs = zip(ones, found[name], strict=False)

@@ -1,4 +1,4 @@
-"""Attention patterns: masks and changes to scores; the cache keys of the patterns' masks."""
+"""Define attention patterns as masks and changes to scores, and the cache keys of masks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pattern:
 
     mask: MaskMod | None = None
     score: ScoreMod | None = None
-    is_bias: bool = True  # `score`, if any, adds values without gradient that ignore the score
+    is_bias: bool = True  # `score` only adds values that need no gradient and ignore the score
     is_causal: bool = False  # the mask is exactly causal
 
     @property
@@ -52,7 +52,7 @@ def positions(*counts: int, device: Any = None) -> list[torch.Tensor]:
 
 
 def sliding_window(options: Options) -> Pattern:
-    """Return a pattern: query i sees `window` keys up to i; for a pair, i - left to i + right."""
+    """Return a pattern where query i sees `window` keys up to i, or keys i - left to i + right."""
     window = options["window"]
     sides = (window - 1, 0) if isinstance(window, int) else window
     is_pair = isinstance(sides, tuple | list) and [*map(type, sides)] == [int, int]
@@ -64,7 +64,7 @@ def sliding_window(options: Options) -> Pattern:
 
 
 def prefix(options: Options) -> Pattern:
-    """Return a pattern: query i sees keys 0…i and the first `prefix` keys (may vary by sample)."""
+    """Return a pattern where query i sees the first `prefix` keys and all keys up to i."""
     length = options["prefix"]
     if isinstance(length, int):
         return Pattern(mask=lambda b, h, q, k: (k < length) | (q >= k))
@@ -72,7 +72,7 @@ def prefix(options: Options) -> Pattern:
 
 
 def documents(options: Options) -> Pattern:
-    """Return a pattern: a query sees the keys of its document; padding (negative ids) sees none."""
+    """Return a pattern where a query sees its document's keys; padding (negative ids) sees none."""
     ids = options["documents"]
     if ids.dim() == 1:
         return Pattern(mask=lambda b, h, q, k: (ids[q] == ids[k]) & (ids[q] >= 0))
@@ -107,7 +107,7 @@ PATTERNS: dict[str, Callable[[Options], Pattern]] = {
     "causal": lambda _: Pattern(lambda b, h, q, k: q >= k, is_causal=True),
     **{one.__name__: one for one in (sliding_window, prefix, documents, alibi, softcap)},
 }
-# The pattern that each option belongs to. Only ALiBi works without its option, by default slopes.
+# The pattern that each option belongs to. Only ALiBi needs no option: it has default slopes.
 OWNERS = {"window": "sliding_window", "prefix": "prefix", "documents": "documents",
           "cap": "softcap", "slopes": "alibi"}  # fmt: skip
 
@@ -129,7 +129,7 @@ def names_in(words: str, options: Options) -> list[str]:
 
 
 def composed(names: Sequence[str], options: Options) -> Pattern:
-    """Return one pattern: keys must pass all masks; scores change in order, by `score_mod` last."""
+    """Combine patterns: keys must pass all masks, and scores change in order, `score_mod` last."""
     parts = [PATTERNS[name](options) for name in names]
     mask, score = options.get("mask_mod"), options.get("score_mod")
     parts.append(Pattern(mask, score, is_bias=score is None))
@@ -161,7 +161,7 @@ PURE = {
 
 
 def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
-    """Return a key of a value, or of a function with all it reads; None if changes go unseen."""
+    """Return a cache key of a value or function; None if a change could go unnoticed."""
     kind = type(value)
     if kind in PLAIN:
         return kind, value
@@ -180,7 +180,7 @@ def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
 
 
 def _of_function(function: FunctionType, within: tuple[FunctionType, ...]) -> object:
-    """Return a function's code and a key of the values it reads; None if some may be unknown."""
+    """Return a function's code and a key of the values it reads; None if some are unknown."""
     code, names = function.__code__, function.__globals__
     is_known = all(name in names or name in PURE for name in code.co_names)
     if not is_known or any(isinstance(one, type(code)) for one in code.co_consts):

@@ -1,4 +1,4 @@
-"""The optimization `distributed`: `ddp` or `fsdp2`, chosen by memory; the wrapper for `ddp`."""
+"""The optimization `distributed`: train on several processes with `ddp` or `fsdp2`."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Distributed(Optimization):
 
     @contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
-        """Accumulate gradients per rank in the block; the backward pass after it averages them."""
+        """Accumulate gradients on each rank in the block; a later backward pass averages them."""
         copies = next((call for call in chain(model) if isinstance(call, ReplicatedCalls)), None)
         own = getattr(copies or model, "no_sync", nullcontext)  # or a user's DDP model
         synchronize = getattr(model, "set_requires_gradient_sync", lambda _: None)  # FSDP2 only
@@ -204,7 +204,7 @@ class InnerModel(torch.nn.Module):
 class ReplicatedCalls(Call):
     """A wrapper that calls a model through `DistributedDataParallel`, which averages gradients.
 
-    The wrapper also averages after second backward passes and after calls of other methods.
+    The wrapper also averages gradients of second backward passes and of calls to other methods.
     """
 
     def __init__(self, module: torch.nn.Module, reduce: str, only_in: int | None) -> None:

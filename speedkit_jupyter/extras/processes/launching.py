@@ -19,7 +19,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 FUNCTION, GIVEN, RETURNED = "_launched_function", "_launched_arguments", "_launched_result"
 CALL = f"{RETURNED} = {FUNCTION}(*{GIVEN}[0], **{GIVEN}[1])"
-# Rank 0's numbers and strings, by name, that differ on other ranks; later launches reject them.
+# Numbers and strings of rank 0 that differ on other ranks, by name. Later launches reject them.
 _OF_RANK_0: dict[str, Any] = {}
 
 
@@ -36,7 +36,7 @@ class Launch:
     result: Any = None  # the function's result on rank 0
 
     def run(self, say: Callable[[str], object]) -> Generator[Mapping[int, str], None, None]:
-        """Start workers if needed, run code, yield each rank's output; store rank 0's results."""
+        """Run the code on workers and yield each rank's output; then store rank 0's results."""
         running = workers.started(self.size, say)
         self.size = running.size
         read, bound = names_of(self.source)
@@ -83,7 +83,7 @@ class Launch:
 
 
 def names_of(source: str) -> tuple[set[str], set[str]]:
-    """Return the global names that code reads (or may look up by string), and names it binds."""
+    """Return the global names that code may use, and the names that it binds."""
     found = global_names(compile(source, "<cell>", "exec"))
     return {*found.read, *found.bound, *(found.texts or ())}, {*found.bound}
 

@@ -119,7 +119,7 @@ def written(
     units: Callable[[Pickler], Iterable[Any]],
     value_of: Callable[[Any], Any],
 ) -> tuple[Pickler, dict[Any, str]]:
-    """Write units (names or numbers) and values; return the pickler, and the errors by unit."""
+    """Pickle the value of each unit (a name or number); return the pickler, and errors by unit."""
     failed: dict[Any, str] = {}
     while True:
         pickler, count = make(), len(failed)
@@ -150,7 +150,7 @@ def reduced(value: Any) -> Any:
 
 
 class Reader(pickle.Unpickler):
-    """An unpickler of a file: functions get `space` as globals, numbers become `known` objects."""
+    """An unpickler that gives functions `space` as globals, and looks up numbers in `known`."""
 
     def __init__(self, path: Path, space: Space, known: Mapping[int, Any] | None = None) -> None:
         stream, self._storages = torch.load(path, _here, weights_only=False)
@@ -233,7 +233,7 @@ def put_items(old: Any, items: list[Any]) -> None:
 
 
 def put_array(old: Any, new: Any, requires_grad: bool = False) -> None:
-    """Write `new` into a writable array or a different tensor; set a tensor's `requires_grad`."""
+    """Copy `new` into a writable array, or into a tensor, and set the tensor's `requires_grad`."""
     if isinstance(old, np.ndarray):
         if old.flags.writeable:
             old[...] = new

@@ -80,7 +80,7 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
 
 
 def compared_on_workers(shell: Any, session: Any, cell: Any, arguments: Any, command: str) -> Any:
-    """Run `%%speedbench --processes … --compare …`: report rows; -v stores and -o returns them."""
+    """Run `%%speedbench --processes … --compare …`. `-v` stores the rows, `-o` returns them."""
     from speedkit_jupyter.extras.processes import strategy_race
     from speedkit_jupyter.extras.processes.launching import Launch
     from speedkit_jupyter.notebook.cell import step_of_cell

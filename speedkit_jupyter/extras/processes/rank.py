@@ -72,14 +72,14 @@ def join(path: str, backend: str) -> None:
 
 
 def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
-    """Run a cell on sent objects, reset names and plans, return a report; rank 0 writes a reply."""
+    """Run a cell on the sent objects, then reset names and plans. Rank 0 also writes a reply."""
     shell = sys.modules["IPython"].get_ipython()
     outcome = Outcome(int(os.environ["RANK"]))
     space, shown = shell.user_ns, shell._showtraceback
     before, ended = dict(space), threading.Event()
     noted = folder, outcome.rank, threading.get_ident(), ended
     threading.Thread(target=_note_place, args=noted, daemon=True).start()
-    # IPython's own hook for front ends that show errors elsewhere.
+    # `_showtraceback` is IPython's hook for front ends that show errors elsewhere.
     shell._showtraceback = lambda kind, value, text: outcome.lines.extend(text)
     try:
         reader = Reader(folder / "sent", space)
@@ -113,11 +113,11 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
 
 
 def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) -> None:
-    """Until `ended`, write a cell's CPU seconds, collectives and stack to a file as they change."""
+    """Write the CPU seconds, collectives and stack of a cell to a file whenever they change."""
     before = ""
     while not ended.wait(ALONE_S / 10):
         stack = "".join(traceback.format_stack(sys._current_frames()[thread]))
-        # The cell's frames follow exec(…, self.user_ns). Waiting uses CPU time only with CUDA.
+        # The cell's frames follow exec(…, self.user_ns). Waiting ranks use CPU time with CUDA only.
         used_s = 0 if torch.cuda.is_available() else round(time.process_time())
         text = f"{used_s} {torch_private.collectives()}\n{stack.split(', self.user_ns)')[-1]}"
         if text != before:

@@ -41,7 +41,7 @@ class StrategyRow:
 
     strategy: str
     ranks: int  # processes, and batches per step
-    efficiency: Ratio  # step time of one process ÷ step time of all; × `ranks`: throughput ratio
+    efficiency: Ratio  # one process's step time ÷ all processes'; the speedup is `ranks` times that
     memory_bytes: int
     loss: float | None
     is_equal: bool | None  # whether the loss equals one process's loss; None if missing
@@ -67,7 +67,7 @@ def rows(blocks: Mapping[str, Sequence[StrategyBlock]], ranks: int) -> Iterator[
 def race(
     source: str, model: Any, optimizers: Sequence[Any], strategies: Sequence[str], budget_s: float
 ) -> list[StrategyRow]:
-    """Time strategies in rounds for at least `budget_s`; return a row for each; restore state."""
+    """Time strategies for at least `budget_s`, restore all state, and return a row for each."""
     shell = sys.modules["IPython"].get_ipython()
     cell = Cell(shell, source)
 
@@ -87,7 +87,7 @@ def race(
                 blocks[name].append(_block(name, step, model, optimizers, steps))
             if rounds.number == 1:  # the warm-up, which gives the slowest strategy's step time
                 slowest_s = max(every.pop()[0] for every in blocks.values())
-                # Long blocks, because ranks leave the barrier up to a few milliseconds apart.
+                # Blocks are long, because ranks leave the barrier up to a few milliseconds apart.
                 steps = block_length(slowest_s, block_s=5 * BLOCK_S)
             is_enough = rounds.number > least_rounds(len(strategies))
             over = [time.monotonic() > until_s and is_enough]

@@ -44,7 +44,7 @@ if __name__ == "__main__":
 
 
 def write(plan: Plan, *given: Any) -> str:
-    """Return a plan's torchrun script, or raise SpeedKitError; pass `given` to `scripts.gather`."""
+    """Return a plan's script for torchrun. Raises SpeedKitError if none can be written."""
     return _whole(scripts.gather(_for_processes(plan), "torch", *given))
 
 

@@ -24,14 +24,14 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.support.weak import at_unload
 
-# Seconds between two reads of output, at most, and seconds to wait before an interrupt.
+# Longest time in seconds between reads of output, and the wait before an interrupt.
 POLL_S = 0.2
 # Seconds to wait for processes to start: on a busy machine, loading torch takes a minute.
 START_S = 600.0
-# Seconds from the interrupt of ranks (Ctrl-C, or another rank's error) to killing the workers; and
-# most seconds for killed processes, and the thread of ipyparallel, to end.
+# After Ctrl-C or an error, ranks are interrupted, and killed if they run INTERRUPT_S seconds later.
+# Killed processes and ipyparallel's thread have EXIT_S seconds to end.
 INTERRUPT_S, EXIT_S = 3.0, 3.0
-# Most seconds to wait, after a rank's result, for the rest of its output; usually milliseconds.
+# Longest wait in seconds for the rest of a finished rank's output; milliseconds are usual.
 OUTPUT_S = 10.0
 # Configuration of ipyparallel's controller and engines. The controller finds new engines only at a
 # heartbeat, every 300 ms. Missed heartbeats are allowed: process ids tell which ranks are dead.
@@ -144,9 +144,9 @@ class Workers:
     def run(
         self, folder: Path, source: str, bound: Collection[str]
     ) -> Generator[tuple[Mapping[int, str], list[Outcome]], None, None]:
-        """Run a cell; yield each rank's output so far and []; last, all output and the outcomes.
+        """Run a cell. Yield each rank's output so far with [], and at the end with the outcomes.
 
-        After an error or Ctrl-C, form a new group, or stop the workers if that fails; re-raise.
+        An error or Ctrl-C is raised after the ranks have formed a new group, or were stopped.
         """
         sent = self._sent(run, folder, source, bound)
         try:

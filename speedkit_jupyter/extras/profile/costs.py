@@ -22,7 +22,7 @@ from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue import torch_profiler
 from speedkit_jupyter.torchglue.confinement import patched
 
-# Prefixes of event names: SpeedKit's for a module's call, torch's for a node of a backward pass.
+# Prefixes of event names: SpeedKit's for module calls, and torch's for nodes of a backward pass.
 MODULE, NODE = "module: ", "autograd::engine::evaluate_function: "
 # The row for time between events: Python, and torch's work outside of operators.
 PYTHON = "Python"
@@ -39,10 +39,10 @@ class OperatorPlace(NamedTuple):
 
 @dataclass
 class Cost:
-    """The cost of one module (with its class as `kind`) or one operator, in a call of the step.
+    """The cost of one module or operator in a call of the step.
 
-    `share` is a share of the call's time, 0 to 1, and `backward` the part of `share` in the
-    backward pass; `times` is the number of calls of the module or operator.
+    `share` is its share of the call's time, 0 to 1. `backward` is the part of `share` in the
+    backward pass. `times` counts calls of the module or operator. `kind` is a module's class.
     """
 
     name: str
@@ -86,7 +86,7 @@ def names_of(step: Step) -> tuple[dict[int, str], dict[str, str]]:
 
 @dataclass
 class OperatorTrace:
-    """Seconds by place, and counts of events, in `calls` calls that took `total_s` seconds.
+    """The seconds that traced calls of a step spend in each place, and counts of events.
 
     On an accelerator, seconds are kernel times, and `busy_s` is the time in which any kernel ran.
     """
@@ -153,7 +153,7 @@ class OperatorTrace:
 def _placed(events: Iterable[Any]) -> Iterator[tuple[Any, OperatorPlace]]:
     """Yield each synchronous CPU event with its place, outer events first.
 
-    Operators within an ATen operator count for the outer one: `aten::linear` calls `aten::addmm`.
+    Operators inside an ATen operator count as that operator: `aten::linear` calls `aten::addmm`.
     A backward node's module is the module around it, else the module of its last forward event.
     """
     known: dict[int, OperatorPlace] = {}

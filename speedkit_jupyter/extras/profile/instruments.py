@@ -1,6 +1,6 @@
-"""A stopwatch for a step's parts, patches that switch the part, and a timer that samples lines.
+"""Time the parts of a step with patched functions, and sample lines of code with a timer.
 
-Python code is not traced: patched functions report the parts, which are few and long.
+Python code is not traced: patched functions report where parts begin and end.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"
 
 
 class Recorder:
-    """A stopwatch for the thread that creates the Recorder; each `run()` fills a new `split`.
+    """A stopwatch for the parts of a step, in the thread that creates the Recorder.
 
-    In a run, every moment belongs to one part or to the overhead; the sum is the run's duration.
+    Each `run()` fills a new `split`. Its parts and the overhead sum to the duration of the run.
     """
 
     def __init__(self, now: Callable[[], float] = clock.now) -> None:
@@ -84,7 +84,7 @@ class Recorder:
         """Begin a part; return the token for `end`. The time of `begin` and `end` is overhead.
 
         Returns None, and begins no part, in another thread, between two runs (an iterator may
-        outlive the step), or if the current part hides the new part.
+        outlive the step), or if the current part hides the new part (_HIDDEN).
         """
         inside = self._inside
         if not inside or part in _HIDDEN[inside[-1][1]] or threading.get_ident() != self._here:
@@ -101,7 +101,7 @@ class Recorder:
         return depth, mode
 
     def end(self, begun: tuple[int, Any] | None) -> None:
-        """End a part, and inner parts that are still open (a failed compilation); ignore None."""
+        """End a part, and inner parts left open, such as a failed compilation. None is ignored."""
         if begun is None:
             return
         depth, mode = begun
@@ -140,7 +140,7 @@ class Recorder:
     def functions(self) -> Iterator[None]:
         """Time torch functions that the block calls outside of other parts, with a function mode.
 
-        A function whose result requires grad (a loss) counts as forward, others (a metric) as rest.
+        A function counts as forward if its result requires grad (a loss), else as rest (a metric).
         Other parts switch the mode off, because it would cause compiled models to recompile.
         """
         recorder = self
@@ -187,7 +187,7 @@ class Recorder:
 
 @contextmanager
 def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
-    """Patch functions whose calls are whole parts of a step, so that the block records the calls.
+    """Patch functions that are whole parts of a step, so that the recorder times their calls.
 
     With `within`, also patch methods that wait or copy. Use one block for many calls of the step:
     Python 3.13 stops caching method look-ups of a class that was changed a thousand times.
@@ -250,7 +250,7 @@ def _counted(recorder: Recorder, part: Part, original: Any, /, *args: Any, **kwa
 
 
 def _waiting(recorder: Recorder, name: str, original: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Call `original`; record its wait, except in parts such as data, or in CPU library code."""
+    """Call `original` and record its wait, except inside data, compiling or CPU library code."""
     if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
         args[0].device.type == "cpu" and not is_users(sys._getframe(2).f_code.co_filename)
     ):

@@ -33,8 +33,8 @@ NOTE = (
 # If a profiled call takes over this many times as long as a plain call, additional calls record
 # whole parts only, not the waits and copies in them. Below this ratio, shares hardly differed.
 COSTLY = 1.05
-# Largest ratio of a part's measured share to its share of the samples, so that a single sample does
-# not assign all of the part's time to one line.
+# Limit for a part's measured share ÷ its share of the samples. Without this limit, a single sample
+# could assign all of the part's time to one line.
 MOST_SCALED = 4.0
 ABOUT: dict[Part, str] = {
     "data": "waiting for the next batch",
@@ -66,10 +66,10 @@ class LineSample:
 
 @dataclass
 class Split:
-    """The times of one call; `pieces` has seconds by pairs of a whole part and the part within it.
+    """The times of one call.
 
-    `("forward", "synchronizations")` is a wait in forward. `waits` are the waits' seconds by line
-    and method, `stepped` counts steps by the optimizer's id, and `samples` are the sampled lines.
+    `pieces` has seconds by whole part and inner part: ("forward", "synchronizations") is a wait in
+    forward. `waits` has the seconds of waits by line and method. `stepped` is by optimizer id.
     """
 
     pieces: dict[tuple[Part, Part], float] = field(default_factory=lambda: defaultdict(float))
@@ -108,7 +108,7 @@ class Wait(NamedTuple):
 class LineTimes:
     """The share of a step, 0 to 1, that each of the user's lines takes, without lines it calls.
 
-    `own` has shares by line and part; `python` by line, in data and the rest outside of torch.
+    `own` has the shares by line and part. `python` has shares of data and rest outside of torch.
     """
 
     own: Mapping[tuple[Spot, Part], float] = field(default_factory=dict)
@@ -149,10 +149,10 @@ class LineTimes:
 class Profile(Shown):
     """The time of one step by part; `steps` is the number of steps in a call.
 
-    `first` is the split of the first call, which may have compiled. `splits` are the splits of
-    profiled calls, `plain_s` the seconds of plain calls between them, and `whole` the splits of
-    calls without instruments inside parts (see COSTLY). `timed_s` are the seconds of all
-    plain calls, or of the first call; other processes delayed these calls by up to `held_up_s`.
+    `first` is the split of the first call, which may have compiled, and `splits` has profiled
+    calls. `whole` has calls that record whole parts only (see COSTLY). `plain_s` has the seconds of
+    plain calls in between, and `timed_s` their sum (without them, the seconds of the first call).
+    Other processes delayed these calls by up to `held_up_s` seconds.
     """
 
     REPORT = f"{__name__}:profile_report"

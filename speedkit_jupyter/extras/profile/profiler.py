@@ -49,10 +49,10 @@ LONGEST_TRACED_S = 3.0
 
 @dataclass(frozen=True)
 class IsolatedStep:
-    """A step inside a measurement guard.
+    """A step inside a measurement guard; `settle` restores the step's state.
 
-    `call` runs the step once, `settle` restores the step's state. `begin` prepares a timed call by
-    `settle` and, if the step `is_short`, an untimed call, because patching clears type caches.
+    `begin` prepares a timed call. If `is_short`, this includes an untimed call, because patching
+    clears Python's type caches.
     """
 
     call: Callable[[], object]
@@ -92,7 +92,7 @@ class Profiler:
         return bool(self._profile.taken)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield between turns of calls. The state of the step is restored at the end."""
+        """Measure, and yield progress. The state of the step is restored at the end."""
         with self.guarded() as guard:
             yield from self.measured(guard)
 
@@ -134,7 +134,7 @@ class Profiler:
         except Exception as error:
             if profile.plain_s:
                 raise
-            # The step can't be repeated (a schedule ends): calls start from the initial state.
+            # The step can't be repeated (a schedule ends), so calls start from the initial state.
             self.step.tell([ended(error).line])
             isolated = self._isolated(guard.state, False)
             budget.reserved_s = guard.taking_s + kept_s
@@ -196,7 +196,7 @@ class Profiler:
             yield Progress(max(budget.share, turn / TURNS), f"call {len(profile.splits)}")
 
     def _find_costs(self, step: IsolatedStep, budget: Budget, call_s: float) -> str:
-        """Trace calls, at least one, and set the profile's costs; return any error's text."""
+        """Trace at least one call and set the profile's costs; return an error's text, if any."""
         (names, kinds), trace = names_of(self.step), OperatorTrace()
         try:
             # The profiler makes calls with short operators up to four times as long.

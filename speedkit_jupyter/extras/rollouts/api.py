@@ -1,4 +1,4 @@
-"""`rollout()`, which applies an operator to its own result many times; its checks and report."""
+"""Apply an operator to its own result many times, check the arguments, and report the result."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def rollout(
             program = _tuned(result, WaySearch(operator, rule, few, steps, most, budget_s, runs))
         else:
             program = Program(operator, rule, chosen)
-    # Checkpoints for Ctrl-C, which keeps the finished steps: up to 50 per rollout.
+    # Up to 50 states per rollout are saved, so that Ctrl-C keeps the finished steps.
     made = _states(program, x0, result, every or -(-steps // 50))
     states = iter(hide_internal_frames(partial(next, made, None)), None)
     return states if every is not None else _drained(result, states, device)

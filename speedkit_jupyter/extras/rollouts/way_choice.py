@@ -1,4 +1,4 @@
-"""Choose, by trials, the fastest way to compute steps whose drift is within the tolerance."""
+"""Find, by trials, the fastest way to compute steps with a drift within the tolerance."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from speedkit_jupyter.support.exceptions import in_a_line
 ROUNDS = (10, 30)
 # Compiling takes more than these seconds; it is not tried if all planned rollouts take less.
 COMPILING_S = 5.0
-# Error probability of each test: an eighth of the usual one, because of several ways and rounds.
+# Error probability of each test: an eighth of the usual one, because many tests are made.
 ERROR = statistics.ERROR / 8
 # Words that at most change the order of operations. Ways of only these words may drift twice as
 # far as one rounding of the first state: they may round up where the plain way rounds down.
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
-# The first SAMPLES samples of a batch are compared after fewer than 2 * POINTS of the steps.
+# Drift is measured on the first SAMPLES samples, after fewer than 2 * POINTS of the steps.
 POINTS, SAMPLES = 40, 2
 # Extrapolation fits the errors of the later half of compared steps, at least LEAST_POINTS, and
 # covers at most FAR times the last step. The result is multiplied by MARGIN: a fit is no proof.
@@ -185,7 +185,7 @@ class WaySearch:
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 
     def _try(self, trial: WayTrial) -> str:
-        """Time a way, compare its states; return the reason to reject it, or make it `best`."""
+        """Time a way and compare its states. Return the reason to reject it, or make it `best`."""
         best, program = self.best, Program(self.operator, self.policy, trial.way)
         begun_s = clock.now()
         program.advance(self.x, 1)

@@ -78,15 +78,15 @@ def with_arguments(trainer: Any, **given: Any) -> Iterator[None]:
 def short_training(trainer: Any, steps: int = 0) -> Callable[[], None]:
     """Return a function that trains for `steps` updates (0: about four batches, or one update).
 
-    The function runs no evaluations, writes no files, and calls back only DefaultFlowCallback.
-    Afterwards, it restores the Trainer: measurements don't restore objects of libraries.
+    The function runs no evaluations, writes no files, and keeps only DefaultFlowCallback. It
+    restores the Trainer afterwards, because measurements don't restore objects of libraries.
     """
     steps = steps or max(4 // trainer.args.gradient_accumulation_steps, 1)
 
     def train() -> None:
         handler, args = trainer.callback_handler, trainer.args
         flow = [one for one in handler.callbacks if type(one).__name__ == "DefaultFlowCallback"]
-        # A Trainer first collects garbage, which takes as long as some ten small steps.
+        # A Trainer first collects garbage, which takes as long as about ten small steps.
         module = inspect.getmodule(type(trainer.accelerator))
         lasting = patched(module, "release_memory", lambda _: lambda *objects: [*objects])
         with lasting, unchanged(trainer, handler, args, trainer.accelerator):
@@ -155,7 +155,7 @@ def same_update(trainer: Any, given: dict[str, int], restore: Callable[[], None]
         restore()
     pairs = [(other.get(name), own.get(name)) for name in own | other]
     distance = deviations.total(deviations.sums(pairs)).deviation().distance
-    # Rounding leaves up to 1e-7, from parts that a model itself computes in float32.
+    # Rounding causes up to 1e-7, if the model itself computes parts in float32.
     is_same = own and distance <= 1e-5
     why = "" if is_same else OTHER_UPDATE.format(distance)
     return Accuracy("rounding" if is_same else "wrong", why, gradient_error=distance)
@@ -193,7 +193,7 @@ class TrainerAdvisor:
         return self._benchmark.result()
 
     def advice(self) -> Document:
-        """Return a report: arguments proven faster (or that none are), and padding if avoidable."""
+        """Return a report on the arguments that are proven faster, and on avoidable padding."""
         found, content = self.result(), list[str]()
         if (padding := self._padding()) is not None:
             content.append(
@@ -215,7 +215,7 @@ class TrainerAdvisor:
         return Document(f"TrainingArguments(…, {given})" if given else none, content)
 
     def _padding(self) -> tuple[float, float] | None:
-        """Return padding's share, unsorted and sorted by length; None unless sorting halves it."""
+        """Return the share of padding before and after sorting by length; None if not halved."""
         lengths: list[int] = []
         with suppress(Exception):  # a data set without indices or with other fields
             data = self._trainer.train_dataset

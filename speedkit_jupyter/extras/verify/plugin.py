@@ -39,7 +39,7 @@ def verify(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _trained(names: Names, session: Session, name: str | None) -> tuple[Step, str]:
-    """Return the step of the function `name`, or of the last cell without a name, and its title."""
+    """Return the step to verify, and its title. Without `name`, take the last cell."""
     if name is None:
         cell = session.last_cell()
         return cell.step(), cell.title
@@ -76,7 +76,7 @@ DISTANCE = ("distance from the baseline's losses", "root mean square")
 
 
 def verification_report(result: Verification) -> Document:
-    """Return the report: the verdict, and the distances with the curves, or the failure."""
+    """Return the report on a verification: the verdict, distances and curves, or the failure."""
     headline = f"{result.subject}: " if result.subject else ""
     headline += f"{result.name}: {WORDS[result.verdict]}"
     if runs := next(iter(result.runs), []):
@@ -88,7 +88,7 @@ def verification_report(result: Verification) -> Document:
 
 
 def _curve(result: Verification, curve: Curve) -> list[Any]:
-    """Return a loss's name, a table of distances and limit, and a plot if the plan has losses."""
+    """Return the name of a loss, a table of distances, and a plot if the plan has losses."""
     is_alone = len(result.curves) == 1
     verdict = "" if is_alone else f" ({WORDS[curve.agreement]})"
     farthest = f": the farthest of {len(curve.others)}" if len(curve.others) > 1 else ""

@@ -40,7 +40,7 @@ from speedkit_jupyter.torchglue.storage import is_in_memory
 STEPS = 50
 # Limit on the number of other baselines; after these, the report says that the curves differ.
 MOST_BASELINES = 4
-# Relative noise in weights of other baselines, at most half of bf16's unit roundoff; bf16 weights
+# Weights of other baselines get relative noise of up to half of bf16's unit roundoff; bf16 weights
 # get more. In a step without random numbers, another seed alone changes nothing.
 ROUNDING = 2.0**-9
 # If a step has more losses, such as one per micro-batch, their mean is compared.
@@ -59,8 +59,8 @@ class Curve:
     """A loss by step, for the baseline, the plan and other baselines; `what` names the loss.
 
     `distance` is the plan's root mean square distance from the baseline, `allowed` its limit, and
-    `yardstick` the distance of the farthest other baseline. The `agreement` is "same", "different",
-    or "worse" if only the plan's loss is not finite or ends more than `allowed` above the baseline.
+    `yardstick` the distance of the farthest other baseline. The `agreement` is "same", "different"
+    or "worse" (the plan's loss is finite less often, or ends over `allowed` above the baseline).
     """
 
     what: str = RAN_ON
@@ -145,7 +145,7 @@ def watched() -> Iterator[Losses]:
 def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     """Return the curves of `runs`: the baseline, the plan, and other baselines.
 
-    There is a curve for each loss; one for the mean if losses exceed MOST_LOSSES or vary in number.
+    Each loss has a curve. With over MOST_LOSSES losses, or a varying number, only the mean has one.
     `unit` is the larger of the unit roundoffs of plan and model.
     """
     steps = [step for run in runs for step in run]
@@ -156,7 +156,7 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     if is_mean := bool(other) or most > MOST_LOSSES:
         names = [f"the mean over each step of {RAN_ON}"]
     # One rounding has a root mean square error of 0.41 `unit`, so `unit / 2` is allowed. A loss is
-    # rounded after each added term, in one direction if it hardly changes: allow 2 of its units.
+    # rounded after each added term, perhaps always in one direction: 2 of its units are allowed.
     rounding = max(unit / 2, *(2 * step.unit for step in steps))
     curves = []
     for at, name in enumerate(names):

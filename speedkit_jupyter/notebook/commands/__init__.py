@@ -1,4 +1,4 @@
-"""The subcommands of `%speedkit`: the table, the parsing of a line, and help."""
+"""Find the subcommand that a `%speedkit` line names, and show help."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CORE = (
 
 @cache
 def commands() -> dict[str, Command]:
-    """Return all subcommands by name: of the core, of extras, and help."""
+    """Return all subcommands by name, with those that extras add."""
     extras = [one for plugin in plugins.plugins() for one in plugin.commands]
     known = {entry.name: entry for entry in (*CORE, *extras)}
     topics = (*known, "help", *_bench_topics())
@@ -40,7 +40,7 @@ def cells() -> dict[str, Callable[..., None]]:
 
 
 def selected(line: str, default: str = "status") -> tuple[Command, str]:
-    """Return a line's command (`default` if it has none, `help` for a last `-h`), and the rest."""
+    """Return the command of a line, or `default`, and the rest. A final `-h` means `help`."""
     line = options.without_comment(line).strip()
     typed = options.split(line)
     if typed and typed[-1] in HELP:

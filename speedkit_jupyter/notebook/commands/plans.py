@@ -114,7 +114,7 @@ def show_applied(
     context: SpeedContext,
     proven: SpeedConfig | None = None,
 ) -> None:
-    """Assign a context to a variable; show the plan, and parts of `proven` that the plan lacks."""
+    """Assign a context to a variable. Show its plan, and the parts of `proven` that it lacks."""
     variable = assign(session.names, name, context)
     lines = [f"`{CTX}` is in use: this context is `{variable}`."] if variable != CTX else []
     values = {} if proven is None else proven.to_dict()
@@ -200,7 +200,7 @@ def panel(names: Names, session: Session, arguments: Namespace) -> None:
     step = arguments.step if arguments.step in names else found
     for model in models.values():
         optimizers = namespace.find_optimizers(names, asked, model, len(models) == 1)
-        # Without names, the panel finds optimizers at each use: some may be made later.
+        # Without --optimizer, the panel finds optimizers at each use: some may be made later.
         display(Panel(model, optimizer=list(optimizers.values()) if asked else None, step=step))
 
 

@@ -26,8 +26,8 @@ END = object()
 class BackgroundRun:
     """Run a benchmark or search in the background; call `told(self)` at pauses and at the end.
 
-    `message` says why the run failed, or that no round fitted. `result` is None before the end, and
-    without results. The user's state is in place whenever other tasks of the event loop run.
+    `message` says why the run failed, or that no round fitted. `result` is None until the end, and
+    if the run has no results. Other tasks of the event loop find the user's state in place.
     """
 
     def __init__(self, engine: Any, told: Callable[[BackgroundRun], None]) -> None:
@@ -52,7 +52,7 @@ class BackgroundRun:
             self._task = asyncio.ensure_future(self._in_turns())
 
     def stop(self) -> None:
-        """Stop after the current block, with the results so far."""
+        """Stop after the current block, and keep the results so far."""
         self._stopped = True
 
     def interrupt(self) -> None:
@@ -92,7 +92,7 @@ class BackgroundRun:
                 finally:
                     with self._lock:
                         self._is_in_block = False
-        except KeyboardInterrupt:  # the signal came after the user's code, within the block
+        except KeyboardInterrupt:  # the signal came in SpeedKit's part of the block
             self.stop()
             return True
         finally:
@@ -100,7 +100,7 @@ class BackgroundRun:
                 signal.signal(signal.SIGINT, before)
 
     async def _give_up_turn(self) -> float:
-        """Let `told` and other tasks run; return overhead in seconds. State changes end the run."""
+        """Let other tasks run; return the overhead in seconds. Changes of state end the run."""
         start, given_s = time.perf_counter(), 0.0
         here = measurement_guard.in_progress()
         try:
@@ -144,7 +144,7 @@ class BackgroundRun:
 
 
 def later_in_main_thread(call: Callable[[], object]) -> bool:
-    """Schedule `call` in the main thread; return False in that thread or without a kernel.
+    """Schedule `call` in the main thread. In that thread, or without a kernel, return False.
 
     JupyterLab 4.5 and later send clicks to another thread, which also runs during a cell.
     """
@@ -158,8 +158,8 @@ def later_in_main_thread(call: Callable[[], object]) -> bool:
 def on_arrival(button: Any, call: Callable[[], None]) -> None:
     """Make each click run `call` in ipykernel's message thread, even while code runs.
 
-    ipykernel 7.4 asks a method of the comm for the thread of each message. Without that method a
-    click waits until the kernel is idle, and only the kernel's stop button interrupts.
+    ipykernel 7.4 calls a method of the comm to choose the thread of each message. Without that
+    method, a click waits until the kernel is idle.
     """
     route = getattr(button.comm, "_reply_subshell_for", None)
     if route is None:

@@ -1,4 +1,4 @@
-"""The controls of the panel (options of the catalog, buttons, `auto`), and their layout."""
+"""Make the panel's controls (catalog options, buttons, `auto`), and lay them out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AUTO_HINT = "plans race on the steps of your own loops while they train"
 FIRST = ("precision", "tf32", "compile", "sdpa")
 MORE = "more"
 LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
-# Options whose words have more than this many letters in total get a dropdown, not buttons.
+# An option whose words have more letters than this in total gets a dropdown, not buttons.
 ON_BUTTONS = 34
 NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
 # Styles that core widgets don't set. Below a width of 900 pixels there is one column; front ends
@@ -46,7 +46,7 @@ TOP = """<style>
 
 
 class Control:
-    """The widget of one option; a pick calls `chosen(path, value)`, which may raise ConfigError."""
+    """The widget of one option. It calls `chosen(path, value)` when the user picks a value."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ def plan_controls(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
 
 
 def arranged(controls: Mapping[str, Control]) -> list[Any]:
-    """Return the widgets of the common controls, and the others folded under MORE."""
+    """Return the widgets of the common controls, and an accordion with the other controls."""
     import ipywidgets as w
 
     labels = {control.label: control for control in controls.values() if control.is_first}

@@ -1,4 +1,4 @@
-"""The panel: the actions of its buttons, and its display of plan, progress and report."""
+"""The panel: its buttons' actions, and its display of plan, progress and report."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Panel:
         display({VIEW: view, "text/plain": ""}, raw=True)
 
     def _content(self) -> dict[str, Any]:
-        """Return the static report as text, and as HTML that live controls hide."""
+        """Return the static report as text, and as HTML that is hidden if live controls exist."""
         try:
             document = self.report()
         except SpeedKitError as error:
@@ -156,7 +156,7 @@ class Panel:
         return MEMORY.of(self._model())
 
     def _take_tuned(self) -> None:
-        """Set `config` to the newest search's config, if any, unless a plan was applied later."""
+        """Set `config` to the last search's config, unless a plan was applied after the search."""
         if (found := self._tuned) is not None and found.is_newer:
             self.config = found.config
 
@@ -218,7 +218,7 @@ class Panel:
         self._start(PlanSearch(self._measured_step(), self._budgets_s["Tune"]))
 
     def stop(self) -> None:
-        """Stop the measurement after its current block, with the results so far."""
+        """Stop the measurement after its current block, and keep the results so far."""
         if self._run is not None:
             self._run.stop()
 
@@ -257,7 +257,7 @@ class Panel:
         self._draw()
 
     def _followed(self, run: background_run.BackgroundRun) -> None:
-        """Redraw; after a run, first store its result, and set `config` to the plan it found."""
+        """Redraw the panel. At the end of a run, first take its result and the plan it found."""
         if run.state != "running":
             result, self._message = run.result, run.message
             self._report = None if result is None else result.report().brief()
@@ -346,7 +346,7 @@ class Panel:
         self.outcome.value = "" if self._report is None else self._report.to_html()
 
     def _draw_run(self) -> None:
-        """Draw the progress or, without a run, the message or the step that Measure would time."""
+        """Draw the progress of a run, or else the last message or the name of the step."""
         run, is_busy = self._run, self._is_busy
         self.buttons["Stop"].disabled = not is_busy
         self.progress.layout.display = None if is_busy else "none"

@@ -1,1 +1,1 @@
-"""Handlers, one for each kind of state: they find, copy, compare and restore the state."""
+"""Find, copy, compare and restore state, with one handler for each kind of state."""

@@ -58,7 +58,7 @@ class Arrays(StateHandler):
 
 
 def _bare(array: Any) -> Any:
-    """Return a plain `np.ndarray` view of an array, because a subclass may override methods."""
+    """Return a view as a plain `np.ndarray`, because a subclass may override methods."""
     return array.view(np.ndarray)
 
 
@@ -79,7 +79,7 @@ class Buffers(StateHandler):
         return memory is None or memoryview(instance).tobytes() == memory
 
     def put_back(self, instance: Any, memory: bytes) -> None:
-        """Write the bytes in place. Raises BufferError if the size changed and a view is in use."""
+        """Write the bytes in place. Raises BufferError if a view prevents a change of the size."""
         if isinstance(instance, bytearray | array) and memoryview(instance).nbytes != len(memory):
             del instance[:]
             write = instance.extend if isinstance(instance, bytearray) else instance.frombytes
@@ -116,7 +116,7 @@ class Generators(StateHandler):
 
 
 def _method(generator: Any, verb: str) -> Any:
-    """Return the method that gets or sets (`verb`) the state; None if the state is an attribute."""
+    """Return the "get" or "set" method (`verb`) of the state; None if it is an attribute."""
     return getattr(generator, f"{verb}state", getattr(generator, f"{verb}_state", None))
 
 

@@ -1,4 +1,4 @@
-"""The base classes of state handlers, and the limits on copied bytes."""
+"""Define the base classes of state handlers, and limit the bytes that are copied."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_COPIED_BYTES, MOST_COPIED_IN_ALL = 2**28, 2**31
 
 
 class CopyBudget:
-    """The bytes left for copies; objects with an id in `required` are copied at any size."""
+    """Track the bytes left for copies. Objects with an id in `required` are copied at any size."""
 
     def __init__(self, off_device: bool = False, required: Iterable[int] = ()) -> None:
         self.off_device = off_device
@@ -33,14 +33,14 @@ class CopyBudget:
 
 
 class StateHandler:
-    """Handle one kind of state. A list subclass, for example, has two: elements and attributes.
+    """Handle one kind of state. A list subclass, for example, has two kinds: items and attributes.
 
-    `copy` returns an object's values, or references to the object's parts (`children`). The parts'
-    handlers copy the contents of the parts.
+    `copy` returns an object's values, or references to its parts (`children`). The contents of the
+    parts are copied by the handlers of the parts.
     """
 
     types: tuple[type, ...] = ()  # classes with this kind of state
-    bulky = False  # True if snapshots share an earlier snapshot's copies of unchanged objects
+    bulky = False  # True if a snapshot reuses an earlier snapshot's copies of unchanged objects
     has_state = True  # True if the objects have state to restore
 
     def recognizes(self, cls: type) -> bool:
@@ -64,11 +64,11 @@ class StateHandler:
         return len(now) == len(memory) and all(map(operator.is_, now, memory))
 
     def same_values(self, instance: Any, memory: Any) -> bool:
-        """Return whether the object has the copied values, at any address and with any strides."""
+        """Return whether the object has the copied values; address and strides may differ."""
         return self.same(instance, memory)
 
     def takes_as_long(self, instance: Any, memory: Any) -> bool:
-        """Return whether steps take as long with the copied values as with the current values."""
+        """Return whether a step takes the same time with the copied as with the current values."""
         return False
 
     def put_back(self, instance: Any, memory: Any) -> None:
@@ -78,7 +78,7 @@ class StateHandler:
         """Replace all references to `old` in the object by references to `new`."""
 
     def is_unrestorable(self, instance: Any) -> bool:
-        """Return whether the object can't be restored; then the user is warned before the run."""
+        """Return whether the object can't be restored; if so, the user is told before the run."""
         return False
 
 
@@ -111,7 +111,7 @@ class NamedParts(CompositeHandler):
 
 
 def attribute_dict(instance: Any) -> dict[str, Any] | None:
-    """Return an instance's `__dict__`, or None; skip a `__getattribute__` of the user's class."""
+    """Return an instance's `__dict__`, or None, without calling the user's `__getattribute__`."""
     try:
         attributes = object.__getattribute__(instance, "__dict__")
     except AttributeError:

@@ -24,7 +24,7 @@ from speedkit_jupyter.torchglue.private import tree_flatten
 
 
 class Dicts(CompositeHandler):
-    """Handle dicts: entries in order, and a defaultdict's factory. Entries that plans made stay."""
+    """Handle a dict's entries, their order, and a defaultdict's factory. Plans' entries stay."""
 
     types = (dict,)
 
@@ -51,7 +51,7 @@ class Dicts(CompositeHandler):
 
 
 def _base(instance: Any) -> Any:
-    """Return OrderedDict or dict, whose methods a user's subclass may override."""
+    """Return OrderedDict or dict: their own methods are used, not those of a user's subclass."""
     return OrderedDict if isinstance(instance, OrderedDict) else dict
 
 
@@ -68,7 +68,7 @@ def _is_a_plans(value: Any) -> bool:
 
 
 class Lists(CompositeHandler):
-    """Handle lists and deques: elements in order."""
+    """Handle the elements of lists and deques, in order."""
 
     types = (list, deque)
 
@@ -87,7 +87,7 @@ class Lists(CompositeHandler):
 
 
 class Sets(CompositeHandler):
-    """Handle sets: elements are compared by identity, because the user may define equality."""
+    """Handle sets. Elements are compared by identity, because users may define `__eq__`."""
 
     types = (set,)
 
@@ -121,7 +121,7 @@ class Attributes(StateHandler):
 
 
 class Scripted(StateHandler):
-    """Handle TorchScript modules' C++ attributes: compare tensors by identity, the rest by `==`."""
+    """Handle the C++ attributes of TorchScript modules; only tensors are compared by identity."""
 
     types = (torch.jit.ScriptModule,)
 
@@ -144,7 +144,7 @@ class Scripted(StateHandler):
 
 
 class Slots(NamedParts):
-    """Handle `__slots__`, written through descriptors because frozen classes refuse `setattr`."""
+    """Handle `__slots__`, through descriptors because frozen classes refuse `setattr`."""
 
     def recognizes(self, cls: type) -> bool:
         return not issubclass(cls, type) and any("__slots__" in vars(base) for base in cls.__mro__)

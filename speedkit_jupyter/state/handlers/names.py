@@ -28,9 +28,9 @@ TEXTUAL = frozenset([
 
 
 class Names:
-    """The names that code uses in the namespace `space`; if `whole`, all names except `__` names.
+    """The names in the namespace `space` that some code uses; all but `__` names if `whole`.
 
-    Code reads the names `read`, assigns or deletes `bound`, and reaches `others`, such as modules.
+    The code reads the names `read`, assigns or deletes `bound`, and also uses the objects `others`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Names:
 
 
 class NamesHandler(NamedParts):
-    """Handle global names: compare all; restore only names that code binds, or all if `whole`."""
+    """Handle global names: compare all; restore names that the code binds, or all if `whole`."""
 
     types = (Names,)
 
@@ -75,7 +75,7 @@ class NamesHandler(NamedParts):
 
 
 class Cells(NamedParts):
-    """Handle closure cells: variables of an enclosing function (`nonlocal`)."""
+    """Handle closure cells, which hold variables of an enclosing function."""
 
     types = (CellType,)
 
@@ -90,7 +90,7 @@ class Cells(NamedParts):
 
 
 class Functions(NamedParts):
-    """Handle functions: follow closures, defaults and globals; restore defaults and code."""
+    """Handle functions: find the objects that they refer to; restore their defaults and code."""
 
     types = (FunctionType,)
 
@@ -110,17 +110,17 @@ class Functions(NamedParts):
 
 
 class CodeNames(NamedTuple):
-    """The global names that code reads and binds, and its imports (module, names)."""
+    """The global names that code reads, the names that it binds, and its imports."""
 
     read: tuple[str, ...]
     bound: tuple[str, ...]
     imports: tuple[tuple[str, tuple[str, ...]], ...]
-    texts: tuple[str, ...] | None  # words in constants; None unless code looks up names by string
+    texts: tuple[str, ...] | None  # words in constants, if code looks up names by string; else None
 
 
 @lru_cache(maxsize=4096)
 def global_names(code: CodeType) -> CodeNames:
-    """Return the global names of code and nested code, including the names that a cell assigns."""
+    """Return the global names of code and of nested code; for a cell, also the names it assigns."""
     found: dict[str, dict[str, None]] = {"LOAD": {}, "STORE": {}, "DELETE": {}}
     imports, constants, is_dynamic = list[Any](), list[Any](), False
     codes = [code]
@@ -148,7 +148,7 @@ def global_names(code: CodeType) -> CodeNames:
 
 
 def names_of(codes: Sequence[CodeType], space: MutableMapping[str, Any]) -> Names:
-    """Return the names of a namespace that code uses, with other objects that the code reaches."""
+    """Return the names of a namespace that code uses, and other objects that the code reaches."""
     read, bound, others = list[str](), list[str](), list[Any]()
     for found in map(global_names, codes):
         read, bound = [*read, *found.read], [*bound, *found.bound]
@@ -164,14 +164,14 @@ def names_of(codes: Sequence[CodeType], space: MutableMapping[str, Any]) -> Name
 
 # --- iterators ---
 
-# Iterators that store the elements they have drawn; walks do not look into these iterators.
+# These iterators store the elements that they have drawn. A walk does not look into them.
 COLLECTING: tuple[type, ...] = (itertools.cycle, type(itertools.tee(())[0]))
 
 
 class Replay:
     """An iterator that repeats its draws after each `rewind`, so that all steps do equal work.
 
-    New draws come from `source`. At the end of `source`, loops end, but `next()` starts again: many
+    New elements come from `source`. At its end, loops end, but `next()` starts again, because many
     timed steps may draw more elements than `source` has. Other attributes come from `original`.
     """
 
@@ -194,7 +194,7 @@ class Replay:
             return self._draw()
 
     def __getattr__(self, name: str) -> Any:
-        if name[:2] == "__" or name == "original":  # special methods, or before `__init__`
+        if name[:2] == "__" or name == "original":  # a special method, or `__init__` hasn't run
             raise AttributeError(name)
         return getattr(self.original, name)
 
@@ -225,11 +225,11 @@ class Iterators(StateHandler):
         return cls.__dictoffset__ == 0 and "__slots__" not in vars(cls)
 
     def children(self, instance: Any) -> Iterable[Any]:
-        """Yield objects that a user's generator, a C iterator or a loader's iterator refers to."""
+        """Yield the objects that an iterator refers to; for generators, only in the user's code."""
         if isinstance(instance, loader_iterator()):
             yield from (getattr(instance, name, None) for name in USERS_PARTS)
         elif not isinstance(instance, GeneratorType):
-            # Only `gc` knows the parts. Inner iterators are left out: they advance with `instance`.
+            # Only `gc` knows the parts of a C iterator. Inner iterators advance with `instance`.
             behind = [] if isinstance(instance, COLLECTING) else gc.get_referents(instance)
             yield from (part for part in behind if not issubclass(type(part), Iterator))
         elif (frame := instance.gi_frame) is not None and not is_installed(

@@ -1,4 +1,4 @@
-"""Handlers for tensors: restore values bit for bit, with memory, gradients and hooks."""
+"""Handlers that restore tensors: values bit for bit, memory, gradients and hooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LARGE_BYTES = 1 << 20
 
 
 class StorageCopy(NamedTuple):
-    """A tensor's metadata; `saved` has its values and `home` aliases its memory, unless None."""
+    """A tensor's metadata, a copy of its values (`saved`), and an alias of its memory (`home`)."""
 
     saved: torch.Tensor | None
     home: torch.Tensor | None
@@ -31,7 +31,7 @@ class Tensors(StateHandler):
     """Handle tensors: restore values in the same object, with strides, dtype and device.
 
     If copies are on the device, the tensor keeps its address, because CUDA graphs may have recorded
-    it. Values are compared: fused optimizers, `.data` and `.numpy()` don't bump version counters.
+    it. Values are compared, because fused optimizers, for example, don't raise version counters.
     """
 
     types = (torch.Tensor,)
@@ -43,7 +43,7 @@ class Tensors(StateHandler):
         if readable and copies.fits(instance, instance.numel() * instance.element_size()):
             once = _flat(instance.detach())
             saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
-            # Copies in main memory have no `home`, which would keep the device's memory allocated.
+            # With copies in main memory, an alias would keep the device's memory allocated.
             if not copies.off_device and not instance.is_inference():
                 home = instance.data
         writes = None if instance.is_inference() else torch_private.version(instance)
@@ -89,12 +89,12 @@ class Tensors(StateHandler):
         if memory.is_leaf and instance.requires_grad != memory.requires_grad:
             instance.requires_grad_(memory.requires_grad)
         if saved is not None and memory.version is not None:
-            # An earlier graph may still use these values, and checks their version.
+            # An earlier autograd graph may still use these values; it checks their version.
             torch_private.set_versions([instance], [memory.version])
 
 
 class Gradients(StateHandler):
-    """Handle the `.grad` and the hooks of tensors, which are restored after all values."""
+    """Handle `.grad` and hooks of tensors. They are restored after all values."""
 
     types = (torch.Tensor,)
 
@@ -119,7 +119,7 @@ class Gradients(StateHandler):
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype, device; then strides and (address, bytes), or layout if not strided."""
+    """Return shape, dtype, device, strides, (address, bytes); if not strided, end with layout."""
     parameters: Any = torch.nn.parameter
     if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # a lazy wrapper without a shape
@@ -134,7 +134,7 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor; if elements overlap, which `copy_` refuses, a flat view of its memory."""
+    """Return the tensor; if elements overlap, a flat view of its memory, which `copy_` accepts."""
     if not is_plain(tensor) or tensor.numel() < 2:
         return tensor
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
@@ -145,20 +145,20 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
-    """Write copied values in place (sparse: part by part); COO and nested tensors get new data."""
+    """Write copied values in place; COO and nested tensors get new `data`."""
     if tensor.layout == torch.strided and not tensor.is_nested:
         _flat(tensor).copy_(saved)
         return
     now, parts = _parts(tensor), _parts(saved)
     if parts and [part.shape for part in now] == [part.shape for part in parts]:
-        for part, source in zip(now, parts, strict=True):  # earlier `values()` share this memory
+        for part, source in zip(now, parts, strict=True):  # other tensors may share this memory
             part.copy_(source)
     if not parts or tensor.layout is torch.sparse_coo:
         tensor.data = saved.to(tensor.device, copy=True)
 
 
 def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are bitwise equal: a NaN equals its copy, 0 differs from -0."""
+    """Return whether two tensors are bitwise equal: NaN equals its copy, and 0 differs from -0."""
     with torch.inference_mode():
         other = other.to(tensor.device)
         if tensor.layout != other.layout or tensor.is_nested != other.is_nested:

@@ -1,4 +1,4 @@
-"""Situations for advice rules: a step really runs, and a test sets the shares of its time."""
+"""Make situations for advice rules: a step runs once, and a test sets the shares of its time."""
 
 import itertools
 import linecache
@@ -27,7 +27,7 @@ NUMBERS = itertools.count()
 
 
 def written(code: str) -> Callable[[], object]:
-    """Return the code's function `step`, or all code as a function; linecache knows the lines."""
+    """Return the code's function `step`, or a function with this code; linecache has the lines."""
     code = textwrap.dedent(code)
     if "def step" not in code:
         code = "def step():\n" + textwrap.indent(code, "    ")

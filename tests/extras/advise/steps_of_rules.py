@@ -1,4 +1,4 @@
-"""Classes, functions and names for the steps that test_rules.py gives as text."""
+"""Provide classes, functions and names for the steps that test_rules.py gives as text."""
 
 import copy
 import gc
@@ -31,7 +31,7 @@ class Stream(IterableDataset[Any]):
 
 
 class OwnNumbers(Squares):
-    """Draws from its own generator: all workers would draw the same numbers from their copies."""
+    """Dataset with its own random generator. Its copies in workers would draw the same numbers."""
 
     def __init__(self) -> None:
         self.numbers = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""`advise()` as a whole: the profile, the observed call, and the rules."""
+"""Test `advise()` as a whole: the profile, the observed call, and the rules."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Each rule reports its own reason, and reports nothing if the reason doesn't apply."""
+"""Test that each rule reports its own reason, and nothing if the reason doesn't apply."""
 
 import re
 from pathlib import Path
@@ -157,7 +157,7 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
      "put rows of similar length together"),
     ("many_lengths", LENGTHS.format("model.compile(backend='eager')"), TRAINS, "(8, 16, 40, 48)"),
     ("many_lengths", LENGTHS.format("pass"), TRAINS, None),
-    # An attention mask of ones, for rows without padding and for padded rows.
+    # The attention mask is all ones, for rows without padding and for padded rows.
     ("padding", "model = Table(8); words = torch.randint(1, 8, (4, 32))\ndef step():\n"
      "    model(words, attention_mask=torch.ones_like(words)).sum().backward()", TRAINS, None),
     ("padding", "model = Table(8)\nwords = words(8)\ndef step():\n"
@@ -189,7 +189,7 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("graph_kept", PARTS, TRAINS, None),
     ("graph_kept", PARTS.replace("loss.backward()", "loss.backward(); opt.step()"), TRAINS,
      "`total += loss`"),
-    # A loss summed over the parts of each step, in a function for a step and in a loop over steps.
+    # A loss is summed over the parts of each step, in a function and in a loop over steps.
     ("graph_kept", STEPS.format("one_step(part)"), TRAINS, None),
     ("graph_kept", STEPS.format(ONE_STEP), TRAINS, None),
     ("frozen_gradients", FROZEN.format("head(body(x)).sum().backward()"), TRAINS,
@@ -272,7 +272,7 @@ def test_samples_that_are_asked_one_by_one_are_asked_at_once(monkeypatch):
 @pytest.mark.parametrize(("times", "seconds", "is_said"), [(32, 0.1, True), (1, 0.1, False),
                                                             (64, 0.001, False)])  # fmt: skip
 def test_waits_count_where_there_are_many_and_they_take_time(times, seconds, is_said):
-    """On a CPU, the time of a long line, such as a call to `generate()`, is not all waiting."""
+    """Don't count the time of a whole line: on a CPU, a call of `generate()` mostly computes."""
     situation = seen("model(x)", shares={"forward": 0.5}, lines={"model(x)": 0.4})
     ((spot, _),) = situation.profile.lines.own
     split, line = situation.profile.splits[0], (spot, "item")

@@ -1,4 +1,4 @@
-"""A training loop whose simulated step time depends on the plan in force."""
+"""Provide a training loop whose simulated step time depends on the plan in force."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""auto on real loops, whose simulated step time depends on the plan in force."""
+"""Test `auto` on training loops whose simulated step time depends on the plan in force."""
 
 import copy
 import gc
@@ -385,7 +385,7 @@ def test_a_model_that_predicts_races_by_its_calls_and_its_modules_keep_no_hooks(
             net(torch.rand(4, 8))
     assert "bf16" in running.latest.race.leader
     assert not modules._has_any_global_hook()
-    net(torch.rand(4, 8, requires_grad=True))  # gradients were never compared
+    net(torch.rand(4, 8, requires_grad=True))  # the race compared no gradients
     assert running.latest.plans.in_force == BASELINE
 
 
@@ -494,7 +494,7 @@ def test_the_model_of_the_next_fold_begins_with_the_winner_of_the_last(make_net,
         assert bool(running.latest.plans.learned) == is_next
 
 
-class Queue(nn.Linear):  # multiplies its result by a mean of earlier results, as MoCo does
+class Queue(nn.Linear):  # multiplies its result by a mean of earlier results, like MoCo
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         result, before = super().forward(x), self.queue.clone()
         self.queue.mul_(0.5).add_(result.detach())

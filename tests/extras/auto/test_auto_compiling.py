@@ -1,4 +1,4 @@
-"""Plans with compile: another process compiles while the loop runs, if that saves time."""
+"""Test plans with `compile`: another process compiles during the loop, if that saves time."""
 
 import sys
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ def _fresh():
 
 @pytest.fixture
 def at_once(running, monkeypatch):
-    """Expect compiling to cost nothing, lift the overhead limit, and compile from step 1 on."""
+    """Compile from step 1 on: set the expected cost to 0 and lift the limit of overhead."""
     running._options = (1.0, *running._options[1:])
     for name in ("TRACING_S", "SLOWED", "LOADING"):
         monkeypatch.setattr(compiling, name, 0.0)

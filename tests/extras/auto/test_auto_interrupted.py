@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a loop under auto."""
+"""Test Ctrl-C at any moment of a loop under `auto`."""
 
 import itertools
 import random
@@ -30,7 +30,7 @@ def alarm():
 
 
 def train(net, optimizer, begin):
-    """Train until the alarm. Set it again at times, as Python drops errors in destructors."""
+    """Train until the alarm raises. It is set repeatedly: Python drops errors in destructors."""
     for number in itertools.count():
         if number % 1000 == 0:
             begin()

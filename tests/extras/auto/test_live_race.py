@@ -1,4 +1,4 @@
-"""Race gets the seconds of simulated steps and chooses the plan of the next step."""
+"""Test Race, which gets the seconds of each step and chooses the plan of the next step."""
 
 import random
 
@@ -26,7 +26,7 @@ class Bursts:
 
 
 class Run:
-    """A simulated run: a step takes `step_s` divided by the speed of its plan, with noise."""
+    """A simulated run. A step takes `step_s` divided by the speed of its plan, with noise."""
 
     def __init__(
         self,

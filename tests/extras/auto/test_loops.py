@@ -1,4 +1,4 @@
-"""auto on several kinds of training loops, and on cells that contain loops."""
+"""Test `auto` on several kinds of training loops, and on cells that contain loops."""
 
 import copy
 import re
@@ -302,7 +302,7 @@ def test_a_known_loop_is_known_in_the_next_cell(made_time, running):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     for _ in range(2):
         running.begin_cell()
-        nn.Sequential(net)(torch.rand(3, 4))  # once, as to show a shape
+        nn.Sequential(net)(torch.rand(3, 4))  # once, as notebooks show a shape
         for _ in range(20):
             optimizer.zero_grad()
             net(torch.rand(3, 4)).sum().backward()

@@ -1,4 +1,4 @@
-"""auto drops a plan whose losses, gradient norms, memory or step times go wrong."""
+"""Test that `auto` drops a plan whose losses, gradient norms, memory or times go wrong."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Inductor's kernel searches, for an H200 and on this machine: record, replay and predict them."""
+"""Test recording, replaying and predicting Inductor's kernel searches, here and for an H200."""
 
 import itertools
 import re

@@ -1,4 +1,4 @@
-"""activation_checkpointing: less memory, bit-identical training, and a complete undo."""
+"""Test `activation_checkpointing`: less memory, bit-identical training, and a complete undo."""
 
 from functools import partial
 
@@ -67,7 +67,7 @@ class InPlace(Attention):
 
 
 class Cached(Stack):
-    """Blocks that append to a cache of keys, as Hugging Face's decoders do."""
+    """Model whose blocks append to a cache, as Hugging Face's decoders do."""
 
     class Cache:
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Catalog entries that act only on request: their decisions and their code."""
+"""Test the decisions and the code of catalog entries that act only on request."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""int8, int4 and float8: linear layers compute in low precision, and the undo is complete."""
+"""Test `int8`, `int4` and `float8`, which make linear layers compute in low precision."""
 
 import copy
 from contextlib import suppress
@@ -58,7 +58,7 @@ TOKENS = torch.arange(12).view(2, 6)
 
 
 class Tied(nn.Module):
-    """A model with a tied head, a layer used twice, and attention that reads a layer's weight."""
+    """Model with a tied head, a layer used twice, and attention that reads a layer's weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Right rewrites pass and wrong or cheating ones don't, in `check()` and on the command line."""
+"""Test that only right rewrites pass `check()`, from Python and from the command line."""
 
 import importlib
 import itertools

@@ -1,4 +1,4 @@
-"""A rewrite passes only if all parts of results, all inputs and all calls were compared."""
+"""Test that rewrites pass only if all parts of results, inputs and calls were compared."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The record of compilations, and torch's reasons in plain words, each with a remedy."""
+"""Test the record of compilations, which explains torch's reasons and gives remedies."""
 
 import pytest
 import torch

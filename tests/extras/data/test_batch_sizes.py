@@ -1,4 +1,4 @@
-"""batch_sizes() measures a step with batches of many sizes and restores everything."""
+"""Test batch_sizes(), which times a step with batches of many sizes and restores all state."""
 
 from collections.abc import Callable
 from typing import Any

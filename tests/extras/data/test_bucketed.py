@@ -1,4 +1,4 @@
-"""Batches padded to few lengths: the same samples in the same order, and the same loss."""
+"""Test that padding batches to few lengths keeps the samples, their order and the loss."""
 
 from collections import UserDict, defaultdict
 from functools import partial

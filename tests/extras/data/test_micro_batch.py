@@ -1,4 +1,4 @@
-"""Parts of a batch give the loss and the gradients of the whole batch."""
+"""Test that parts of a batch give the loss and the gradients of the whole batch."""
 
 import random
 import warnings
@@ -224,7 +224,7 @@ def test_lists_of_samples_are_cut_by_samples(is_ragged: bool) -> None:
 
 
 def hooked() -> None:
-    """Train with a gradient hook, which optimizers use to step during the backward pass."""
+    """Train with a hook, as for optimizers that step during the backward pass."""
     model = net()
     next(model.parameters()).register_post_accumulate_grad_hook(lambda p: None)
     parts(model)(*batch())

@@ -1,4 +1,4 @@
-"""A loader's samples: whether they are random, whether workers can draw them, and their order."""
+"""Check which samples are random, which can be drawn by workers, and the order of samples."""
 
 import random
 import sqlite3
@@ -107,7 +107,7 @@ def test_a_loader_without_batches_gets_one_line(call: Any, name: str) -> None:
 
 
 def epochs(loader: DataLoader[Any], number: int = 3) -> list[list[Any]]:
-    """Return the batches of each epoch, each with random numbers drawn by the loop."""
+    """Return, for each epoch, every batch and the random numbers that the loop drew after it."""
     torch.manual_seed(7)
     random.seed(7)
     try:
@@ -147,7 +147,7 @@ def test_the_code_says_what_is_new_in_the_users_own_line() -> None:
 
 
 class Named(DataLoader[Any]):
-    """A library's loader class, whose constructor takes other arguments than DataLoader's."""
+    """A loader class whose constructor takes different arguments than DataLoader."""
 
     def __init__(self, name: str) -> None:
         super().__init__(Holding(), batch_size=4, collate_fn=self.collated)

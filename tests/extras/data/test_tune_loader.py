@@ -31,7 +31,7 @@ from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 
 
 class Slow(Dataset[Any]):
-    """A data set that waits for each sample, as for a disk or a network."""
+    """A data set that waits `wait_s` seconds for each sample, like one on a slow disk."""
 
     def __init__(self, length: int = 32, wait_s: float = 0.0) -> None:
         self.length, self.wait_s = length, wait_s

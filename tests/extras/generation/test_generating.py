@@ -1,4 +1,4 @@
-"""Plans for transformers' generate(): same tokens, exact undo, token times, and refusals."""
+"""Check plans for transformers' generate(): same tokens, exact undo, times and refusals."""
 
 from types import SimpleNamespace
 

@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 ROWS, HEADS, WIDTH, LONGEST = 2, 4, 16, 256
 # Numbers of queries, keys and key heads. Some are odd, and some are less than a block.
 SHAPES = [(128, 128, 4), (131, 131, 2), (200, 77, 4), (1, 150, 1), (150, 3, 4)]
-# Document ids by position, for all rows or by row; the negative ids in PADDED are padding.
+# Document ids by position. BY_ROW has ids for each row; negative ids in PADDED are padding.
 IDS = torch.arange(LONGEST) // 45
 BY_ROW = torch.stack([IDS, (torch.arange(LONGEST) > 100).long()])
 PADDED = torch.where(torch.arange(LONGEST) < 90, IDS, -1)
@@ -206,7 +206,7 @@ class Reach:
 
 
 def functions_that_read() -> dict[str, tuple[Callable[..., Tensor], Callable[[int], Any], bool]]:
-    """Return by name: a mask function, a setter for its value, and whether its mask is cached."""
+    """Return mask functions by name, each with a setter and whether its mask is cached."""
     cell, defaults, owner = 3, [3], Reach()
     ids, long = torch.tensor(3), torch.full((2**18,), 3)
 

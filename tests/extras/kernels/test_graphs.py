@@ -1,4 +1,4 @@
-"""Steps as one CUDA graph train as plain steps do, or are declined with the reason."""
+"""A step captured as a CUDA graph trains like the plain step, or is declined with a reason."""
 
 import copy
 import sys
@@ -20,7 +20,7 @@ gpu = pytest.mark.gpu if KIND == "cuda" else pytest.mark.usefixtures("recorded_g
 
 
 class Training:
-    """A model and its optimizer after one plain step, and a method that makes batches."""
+    """A model and its optimizer, trained for one plain step."""
 
     def __init__(self, device: str = KIND, dropout: float = 0.0, **options: Any) -> None:
         layers = [nn.Linear(16, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Dropout(dropout)]

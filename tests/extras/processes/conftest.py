@@ -1,4 +1,4 @@
-"""Fixtures that give workers more time and check that no process or folder of theirs is left."""
+"""Fixtures that give workers more time and check that they leave no process or folder."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""launch() on two real worker processes with gloo, which most tests share."""
+"""Test launch() with gloo on two real worker processes, which most tests share."""
 
 import ast
 import asyncio
@@ -108,7 +108,7 @@ def test_an_interrupt_ends_a_collective():
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         launch(stuck)
-    assert time.monotonic() - began < 60  # less than the sleep's 600
+    assert time.monotonic() - began < 60  # the sleep would take 600 s
     assert launch(lambda: 7) == 7
 
 
@@ -254,7 +254,7 @@ def test_twenty_launches_leave_no_file_or_thread():
     before = held()
     for _ in range(20):
         assert launch(lambda x: x + 1, data).sum() == 1000
-    end = time.monotonic() + 60  # an ended thread is gone a moment later
+    end = time.monotonic() + 60  # an ended thread may be listed a moment longer
     while any(now > then for now, then in zip(held(), before, strict=True)):
         assert time.monotonic() < end, (held(), before)
         time.sleep(0.1)

@@ -31,7 +31,7 @@ def sent(tmp_path):
 
 @pytest.fixture
 def ran(tmp_path):
-    """Return a function that runs a cell as a worker does; it returns failures by object name."""
+    """Return a function that runs a cell like a worker and returns failures by object name."""
 
     def run(cell, here):
         pickler, failed = written(lambda: Pickler(here), lambda _: [*here], here.get)
@@ -88,7 +88,7 @@ FIFTH = random.Random(5).random()
 
 
 def test_every_holder_of_a_model_holds_it_after_a_cell_too(ran):
-    """Holders are optimizers, dicts, lists, objects and functions; they stay the same objects."""
+    """Check that the optimizers, dicts and functions that hold a model stay the same objects."""
     trainer = Trainer()
     net, log, weight = trainer.net, trainer.log, trainer.net[0].weight
     before = weight.detach().clone()

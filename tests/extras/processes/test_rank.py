@@ -1,4 +1,4 @@
-"""How ranks use GPUs, tested in this process and without GPUs."""
+"""Test how ranks use GPUs, in this process and without GPUs."""
 
 import os
 import sys
@@ -69,7 +69,7 @@ def test_nccl_is_bound_to_the_gpu_of_its_rank(gpus, rank, monkeypatch, backend, 
 
 @pytest.mark.parametrize(("number", "used_s"), [(0, "7"), (1, "0")])
 def test_waiting_for_a_gpu_is_no_work_of_a_rank(gpus, monkeypatch, tmp_path, number, used_s):
-    """CPU time shows whether a rank computes or waits, but waiting for CUDA uses CPU time, too."""
+    """Count CPU time as work only without GPUs, because waiting for CUDA uses CPU time, too."""
     gpus(number)
     monkeypatch.setattr(ranks.time, "process_time", lambda: 7.0)
     ended = threading.Event()

@@ -34,7 +34,7 @@ def train(model, optimizer, data, steps=3):
 
 
 def on_workers(model, optimizer, values, train):
-    """Train under a plan; return its active entries, whether undo is exact, and its changes."""
+    """Train under a plan; return its active entries, whether undo was exact, and its changes."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""`distributed`: decisions, code, the script for torchrun, and training under each launcher."""
+"""Test decisions about `distributed`, its code, and training under each launcher."""
 
 import socket
 import subprocess

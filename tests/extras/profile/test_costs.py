@@ -1,4 +1,4 @@
-"""Costs of modules and operators: the seconds, and the module that an operator works for."""
+"""Check the seconds of modules and operators, and the module that an operator belongs to."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -94,7 +94,7 @@ def test_overlapping_kernels_keep_a_device_busy_once():
 
 @pytest.mark.parametrize(("kernels", "busy_s"), [([(5, 30), (20, 40)], 35e-6), ([], None)])
 def test_the_busy_time_of_a_device_is_that_of_its_kernels(monkeypatch, kernels, busy_s):
-    """A profiler that sees no kernels, as on MPS, gives no busy time."""
+    """Expect no busy time if the profiler sees no kernels, as on MPS."""
     kinds = {"aten::mm": (DeviceType.CPU, [(0, 10)]), "sgemm": (DeviceType.CUDA, kernels)}
     events = [
         FunctionEvent(number, name, 1, start, end, device_type=kind)

@@ -1,4 +1,4 @@
-"""Time per line of the user's code, and the recorder that divides a step into parts."""
+"""Check the time per line of the user's code, and the division of a step into parts."""
 
 import inspect
 import signal
@@ -103,7 +103,7 @@ def test_sampling_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(m
 
 
 def test_a_sample_that_takes_longer_than_the_interval_is_not_interrupted_by_the_next(monkeypatch):
-    """On a busy machine, samples inside samples would end in a RecursionError."""
+    """On a busy machine, samples that interrupt samples would end in a RecursionError."""
     begun: list[int] = []
 
     def slowly(depth: int) -> None:

@@ -1,4 +1,4 @@
-"""Profiles of steps whose parts take known times, and the removal of the instruments."""
+"""Profile steps whose parts take known times, and check that no instruments are left."""
 
 import signal
 import threading

@@ -68,7 +68,7 @@ def test_an_operator_may_write_to_its_input() -> None:
 
 
 class Counting(nn.Linear):
-    """A layer that counts its steps in two buffers: it changes one and replaces the other."""
+    """A layer that counts its calls in two buffers: one in place, one by a new tensor."""
 
     def __init__(self) -> None:
         super().__init__(4, 4)
@@ -171,7 +171,7 @@ def test_ctrl_c_returns_what_is_done() -> None:
 
     def operator(x: torch.Tensor) -> torch.Tensor:
         calls.append(1)
-        if len(calls) == 62:  # one call checks the shape, and 50 parts have 2 steps each
+        if len(calls) == 62:  # call 1 checks the shape; each of 50 parts has 2 steps
             raise KeyboardInterrupt
         return x + 1
 
@@ -240,7 +240,7 @@ def test_tuning_refuses_what_drifts() -> None:
 
 
 def test_what_one_rounding_moves_may_move_as_far_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chaotic map amplifies rounding. Compiled code may drift as far as that; bf16 may not."""
+    """This chaotic map amplifies rounding. Compiled code may drift as far; bf16 may not."""
     monkeypatch.setattr(WaySearch, "_candidates", lambda self: [])
     choice = choice_of(lambda x: 3.9 * x * (1 - x), torch.rand(2, 8), steps=200)
     choice.run()

@@ -1,4 +1,4 @@
-"""Loss curves with and without a plan: planted faults, plans that only round, scales of losses."""
+"""Test verify() with planted faults, with plans that only round, and with scaled losses."""
 
 import copy
 import math
@@ -18,7 +18,7 @@ Parts = tuple[nn.Module, Any, Callable[[], None]]
 
 
 def training(dropout: float = 0.0, spoiled=lambda optimizer: None) -> Parts:
-    """Return a network, its optimizer and a training step, which `spoiled` may disturb."""
+    """Return a network, its optimizer and a step that calls `spoiled` before each update."""
     network = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Dropout(dropout), nn.Linear(32, 3))
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
     x, y = torch.rand(32, 6), torch.randint(3, (32,))
@@ -137,7 +137,7 @@ def test_the_verdict_is_the_yardsticks():
     assert found.verdict == "different"
 
 
-# The modules between two linear layers; an empty list stands for a single linear layer.
+# The modules between two linear layers; an empty list means a single linear layer.
 NETS: dict[str, Callable[[], list[nn.Module]]] = {
     "linear": list,
     "mlp": lambda: [nn.GELU()],
@@ -147,7 +147,7 @@ NETS: dict[str, Callable[[], list[nn.Module]]] = {
 
 
 def faulty(net, fault="", lr=1e-3, decay=0.01, dtype=torch.float32, warm_up=False):
-    """Return a step whose fault shows only if the optimizer is fused."""
+    """Return a step that makes the fault only if the optimizer is fused."""
     torch.manual_seed(0)
     between = NETS[net]()
     layers = [nn.Linear(32, 64), *between, nn.Linear(64, 4)] if between else [nn.Linear(32, 4)]

@@ -30,7 +30,7 @@ START_S = 0.06
 def other_loader(
     seen: Situation, own: Any, settings: LoaderSettings, lengths: Sequence[int] = ()
 ) -> Remedy | None:
-    """Return a remedy that rebuilds the loader `own`; None if the step itself creates `own`."""
+    """Return a remedy that rebuilds `own` with other settings; None if the step creates `own`."""
     numbers = [at for at, one in enumerate(seen.subject.loaders) if one is own]
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:
@@ -83,7 +83,7 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
-    """Return whether workers can load the data (draws samples); False if unbatched or in memory."""
+    """Return whether worker processes can load the data; this may draw samples."""
     if loader.batch_sampler is None or loader_settings.takes_whole_batches(loader):
         return False
     seen.settle()
@@ -93,11 +93,11 @@ def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
 
 
 def _gain_of_workers(seen: Situation, data: float, number: int) -> Gain:
-    """Return the expected gain of workers, which at best load while the step computes.
+    """Return the expected gain of `number` workers if loading takes the share `data` of the step.
 
-    On a CPU, workers take cores from the step, which at worst halves its speed: on two cores, a
-    small CNN that spent half of its step loading was 0.82 to 0.87 times as fast with one or two
-    workers. At worst, each loop also waits for its workers to start and for its first batch.
+    At best, workers load while the step computes. At worst, each loop waits for its workers and its
+    first batch, and on a CPU the workers halve the step's speed: on two cores, a small CNN that
+    spent half of its step loading was 0.82 to 0.87 times as fast with one or two workers.
     """
     computing = 1 - data
     loops = max(draws.loops for draws in seen.observed.draws.values())
@@ -140,8 +140,8 @@ def padding(seen: Situation) -> Iterator[Opportunity]:
     everywhere, behind = (sum(each) / len(found) for each in zip(*found, strict=True))
     if everywhere < 0.25:
         return
-    # A remedy saves at least 60 % of the work on columns after the longest row (some work is per
-    # row), and at most the work on all padding, in batches of similar lengths.
+    # Padding to the longest row saves at least 60 % of the work on columns after it, because some
+    # work is per row. Batches of similar lengths save at most the work on all padding.
     most = min(seen.computing * max(everywhere, behind), 0.95)
     low, high = advice.without(seen.computing * behind * 0.6), advice.without(most)
     together, is_long = "rows of similar length together", behind >= 0.01
@@ -157,7 +157,7 @@ def padding(seen: Situation) -> Iterator[Opportunity]:
 
 
 def many_lengths(seen: Situation) -> Iterator[Opportunity]:
-    """Find a compiled model whose batches have many lengths: dynamic-shape code is slower."""
+    """Find a compiled model whose batches have many lengths: code for all lengths is slower."""
     groups = defaultdict[int, list[ObservedModelCall]](list)
     for call in seen.calls:
         groups[id(call.module)].append(call)
@@ -190,9 +190,9 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
 
 
 def padded(words: torch.Tensor) -> tuple[float, float] | None:
-    """Return the share of padding, and of columns after the longest row, in a batch of token ids.
+    """Return the share of padding in token ids, and the share of columns after the longest row.
 
-    The last column's most frequent value is padding. Return None without padding or tokens.
+    The most frequent value in the last column is padding. Return None without padding or token ids.
     """
     if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
         return None

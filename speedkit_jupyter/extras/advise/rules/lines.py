@@ -31,9 +31,9 @@ def nothing_collected(_: Subject) -> Iterator[None]:
 class CostlyCode(NamedTuple):
     """A kind of slow statement, and its remedy.
 
-    `nodes` finds statements in the executed code; they count if they take at least `taken`, a share
-    of the step. `because` is added to the evidence. The remedy makes a statement `least` to `most`
-    times as fast. Titles may contain {place}, {code} and {name}, the called function.
+    `nodes` finds such statements in the code that ran. They count if they take at least the share
+    `taken` of the step. The remedy makes them `least` to `most` times as fast. `title` may contain
+    {place}, {code} and {name}, which stands for the called function.
     """
 
     nodes: Callable[[ObservedCall], Iterable[tuple[FunctionCode, ast.AST]]]
@@ -64,7 +64,7 @@ def _growing(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
 
 
 def _over_parameters(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
-    """Find `for p in model.parameters(): …` without NumPy calls: NumPy has no foreach functions."""
+    """Find loops over parameters, except loops that call NumPy: it has no foreach functions."""
     every = ("parameters", "named_parameters", "buffers")
     loops: Any = seen.nodes(ast.For, ast.ListComp, ast.GeneratorExp)
     for code, node in loops:
@@ -76,7 +76,7 @@ def _over_parameters(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST
 
 
 def _keeping_logits(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
-    """Find `kept.append(output.logits)` in evaluation: a token has a logit per vocabulary word."""
+    """Find `kept.append(output.logits)` in evaluation: logits have a number per vocabulary word."""
     small = ("argmax", "topk", "max", "gather", "mean", "sum")
     for code, node in () if seen.has_backward else _calls("append", "extend")(seen):
         inside = [*ast.walk(node)]
@@ -164,7 +164,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
 def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     """Find lines that wait for the device: `.item()`, `print(loss)`, `if loss > 0`.
 
-    On a CPU, no line waits: a line counts from 16 reads per step, and all of its time counts.
+    On a CPU, where no line waits, find lines that read 16 or more values in a step.
     """
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():
@@ -187,7 +187,7 @@ def synchronizations(seen: Situation) -> Iterator[Opportunity]:
 
 
 def slow_lines(seen: Situation) -> Iterator[Opportunity]:
-    """Find Python lines that take 15 % of the step or more and that no other rule has found."""
+    """Find nearby Python lines that together take 15 % of the step and that no other rule found."""
     known = {spot for one in seen.found for spot in one.spots}
     parts: list[Part] = ["rest"]
     if not any(one.part == "data" for one in seen.found):

@@ -115,7 +115,7 @@ def _begins_anew(seen: Situation, code: FunctionCode, node: ast.AST, keeper: str
 
 
 def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
-    """Return the names of a sum or list, and of the loss whose graph it keeps; "" if none."""
+    """Return the names of a sum or list, and of the loss that it keeps; "" for a missing name."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
         keeper, value = situation.dotted(node.target), node.value
     elif isinstance(node, ast.Call) and situation.is_called(node, "append") and len(node.args) == 1:
@@ -132,7 +132,7 @@ def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
 
 @contextmanager
 def without_gradients(subject: Subject) -> Iterator[None]:
-    """Disable gradients of parameters that belong to no optimizer, in the block."""
+    """In the block, disable gradients of parameters that belong to no optimizer."""
     idle = subject.idle
     try:
         for one in idle:
@@ -149,7 +149,7 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
         return
     every = [one for one in seen.subject.parameters if id(one) in seen.observed.got_gradients]
     idle = [one for one in every if id(one) not in seen.held]
-    # Two estimates, by elements and by tensors: a convolution has few elements, but takes long.
+    # Estimate the share by elements and by tensors: a convolution is slow but has few elements.
     by_size = sum(one.numel() for one in idle) / max(sum(one.numel() for one in every), 1)
     least, most = sorted([by_size, len(idle) / max(len(every), 1)])
     if most < 0.1:
@@ -170,7 +170,7 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _outermost(seen: Situation, idle: Sequence[torch.nn.Parameter]) -> str:
-    """Return code (`net[0]`) for the outermost module with idle parameters only, or "parameter"."""
+    """Return the name of the outermost module whose parameters are all idle, or "parameter"."""
     ids = {id(one) for one in idle}
     for module in (part for model in seen.subject.models for part in model.modules()):
         own = {id(one) for one in module.parameters()}
@@ -252,7 +252,7 @@ def double_precision(seen: Situation) -> Iterator[Opportunity]:
         f"compute in float32: {called} is in float64",
         f"{called}'s parameters are float64; forward, backward and optimizer: "
         f"{share(computing)} of the step",
-        # float64 has twice the bytes and half the SIMD lanes; on many GPUs, 1/32 of float32's rate.
+        # float64 takes twice the bytes, and many GPUs compute it at 1/32 of float32's rate.
         amdahl(computing, 1.25, 3.0) if seen.on_cpu else amdahl(computing, 1.5, 20.0),
         f"{called}.float(), and x.float() (NumPy's numbers are float64)",
         "7 digits instead of 16; create the optimizer again",
