@@ -23,7 +23,7 @@ from speedkit_jupyter.support.wrappers import each_once
 if TYPE_CHECKING:
     from speedkit_jupyter.codegen.script import Optimizers
 
-# Additional forms of catalog entries, each with the module that writes it.
+# Forms of code that catalog entries add, each with the module that writes the form.
 ADDED = {form: module for entry in CATALOG for form, module in entry.forms.items()}
 FORMS = ("torch", *ADDED, "yaml", "transformers")
 

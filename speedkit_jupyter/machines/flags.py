@@ -173,7 +173,7 @@ def all_flags() -> dict[str, Flag]:
 
 
 def _sums_of_products() -> dict[str, Flag]:
-    """Return cuBLAS's reduced-precision flags; with split-K, a value is a pair of settings."""
+    """Return cuBLAS's reduced-precision flags; with split-K, a pair of settings for reductions."""
     import torch
 
     matmul = torch.backends.cuda.matmul

@@ -148,7 +148,7 @@ def find_optimizers(
 
 
 def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.optim.Optimizer]:
-    """Return the named optimizers, unwrapped. Raises UsageError for any other object."""
+    """Return the optimizers with these names, unwrapped. Raises UsageError for other objects."""
     known = optimizers(names)
     return {
         lookup.canonical(name): unwrapped(_find(names, name, "optimizer", known, Optimizer))

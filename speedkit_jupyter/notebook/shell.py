@@ -49,7 +49,7 @@ def unregister(shell: Any) -> None:
 
 
 def begin_extras(shell: Any) -> None:
-    """Start the extras at the end of the first cell with torch imported, which they need."""
+    """Register a hook that starts the extras after the first cell that leaves torch imported."""
 
     def begin(result: Any = None) -> None:
         if "torch" not in sys.modules:

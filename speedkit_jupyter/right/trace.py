@@ -104,7 +104,7 @@ def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedD
     errors = deviations.of_gradients(parts) if together else [part.deviation() for part in every]
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
         is_own = mine is theirs and mine is not None and mine.numel()  # just added to the trace
-        # Some elements may be infinite, as in masks. A sum is far cheaper than a test of each.
+        # Masks hold infinities: one finite element is enough. A finite sum proves it cheaply.
         of_own = (bool(check.isfinite().any()) for check in (mine.sum(), mine)) if is_own else ()
         is_finite = any(of_own) if is_own else math.isfinite(part.off)
         rows[name] = replace(rows[name], sums=part, error=error, is_finite=is_finite)

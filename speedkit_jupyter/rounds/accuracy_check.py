@@ -32,7 +32,7 @@ from speedkit_jupyter.torchglue.storage import is_plain
 
 
 def _is_compiled(runner: Runner) -> bool:
-    """Return whether the plan or user compiles a model: compiled code draws other numbers."""
+    """Return whether the plan or the user compiles a model, which changes its random numbers."""
     parts = [part for model in runner.step.models for part in model.modules()]
     by_user = any(calls.is_compiled(part) or hasattr(part, COMPILED_CHILD) for part in parts)
     return runner.record.is_compiled or by_user

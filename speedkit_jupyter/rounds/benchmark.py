@@ -41,9 +41,9 @@ from speedkit_jupyter.torchglue.interrupts import interruptible_in_users_code
 class Benchmark:
     """Measure a step under several variants: drain `run()`, then read `result()`.
 
-    `budget_s` limits the seconds, without compiling and `accuracy` (default: 10, or more for long
-    steps). A search passes its `pool`, and its budget as `within`. A variant can't win if its 99th
-    percentile is above `at_most_s`. Raises StepError if the step can't be measured.
+    `budget_s` limits the measuring time in seconds (default: 10, or more for long steps); compiling
+    and `accuracy` don't count. A search passes its `pool`, and its budget as `within`. A variant
+    can't win if the 99th percentile of its step times exceeds `at_most_s`. Raises StepError.
     """
 
     def __init__(

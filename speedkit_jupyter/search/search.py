@@ -126,7 +126,7 @@ class PlanSearch:
             self.tuning.notes.append(f"gemm was not tried: {rates.failure}")
 
     def _read_step(self, pool: Pool) -> learning.TaskFacts:
-        """Warm up the baseline, set the budget and `kept` options, return the facts of the step."""
+        """Warm up the baseline, fit the budget to its steps, and return the facts of the step."""
         tuning, budget = self.tuning, self.budget
         reader = learning.StepReader(self.step, self.hardware)
         part = Budget(DEFAULT_BUDGET_S, within=budget)

@@ -1,4 +1,4 @@
-"""Read the size and values of tensors, but never freed storage, which would crash the process."""
+"""Read the size and values of tensors; skip freed storage, whose reading crashes the process."""
 
 from __future__ import annotations
 

@@ -86,8 +86,7 @@ def _holds(found: list[Opportunity], number: int, step: Any, budget_s: float) ->
     tried = Advised(found, lambda: step_of(step)).benchmark(str(number), budget_s, "advise.py")
     for _ in tried.run():
         pass
-    row = tried.result().rows()[1]
-    return (row["high"] or 0.0) >= one.gain.low
+    return (tried.result().rows()[1]["high"] or 0.0) >= one.gain.low
 
 
 def holds(row: Row) -> bool:

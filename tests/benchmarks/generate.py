@@ -32,8 +32,7 @@ HEAD = ("rows", "plain", "over plain: by hand", "tuned", "a token: plain", "tune
 def main() -> int:
     options = parser_of(__doc__, "generate.jsonl", rounds=15, budget=60.0).parse_args()
     work = partial(measured, rounds=options.rounds, budget_s=options.budget)
-    rows = collected(options, product(rows=ROWS), work, cells)
-    return reported(rows, HEAD, cells, promises)
+    return reported(collected(options, product(rows=ROWS), work, cells), HEAD, cells, promises)
 
 
 def promises(row: Row) -> dict[str, bool]:

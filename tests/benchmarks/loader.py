@@ -60,8 +60,7 @@ class Recordings(IterableDataset[Any]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         for file in self.files:
             for row in np.load(file):
-                spectrum = np.abs(np.fft.rfft(row)).astype(np.float32)
-                yield torch.from_numpy(np.log1p(spectrum))
+                yield torch.from_numpy(np.log1p(np.abs(np.fft.rfft(row)).astype(np.float32)))
 
 
 def decoded(file: Path) -> torch.Tensor:
@@ -113,8 +112,7 @@ DATA = {"pictures": pictures, "text": text, "arrays": arrays}
 
 def main() -> int:
     options = parser_of(__doc__, "loader.jsonl", rounds=9).parse_args()
-    threads = dict.fromkeys((torch.get_num_threads(), 1))
-    keys = product(data=DATA, threads=threads)
+    keys = product(data=DATA, threads=dict.fromkeys((torch.get_num_threads(), 1)))
     rows = collected(options, keys, partial(measured, rounds=options.rounds), _cells)
     promises = lambda row: {"slower than the best": row["of_best"] >= AT_LEAST}  # noqa: E731
     return reported(rows, HEAD, _cells, promises)

@@ -99,8 +99,7 @@ def measured_step() -> bool:
     """Compare a cell's step, as the benchmark times it, with a bare loop of the same code."""
     shell = InteractiveShell.instance()
     model = torch.nn.Linear(256, 256)
-    x = torch.rand(calibrated(model), 256)
-    shell.user_ns.update(model=model, x=x)
+    shell.user_ns.update(model=model, x=torch.rand(calibrated(model), 256))
     cell = Cell(shell, "out = model(x)")
     step = Step(lambda context: cell.run(), [model], names=shell.user_ns, assigned=["out"])
     runner = Runner(step, [prepare(model, None)], Record("baseline"))

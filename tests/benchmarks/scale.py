@@ -1,10 +1,11 @@
 """Test tuning and comparing on models of 0.1 to 100 M parameters, with steps of 0.2 ms to 5 s.
 
 Each job runs in a process of its own, with defaults: `tune()`, and `benchmark()` of
-`baseline,bf16,fused_optimizer`. A stopped run goes on. Timed steps must take at least half of the
-seconds without compiling. Checks may take the time of 10 baseline steps and 3 for each variant. The
-additional memory may be 500 MB for libraries, and a copy of the state for each variant that races
-at once, for the baseline and for the user. Exits 1 otherwise. Needs Linux, for the peak memory.
+`baseline,bf16,fused_optimizer`. A program that was stopped continues when it is started again.
+Exits 1 unless each job meets three limits. Timed steps take at least half of the time, compiling
+not counted. Checks take at most the time of 10 baseline steps, and of 3 steps for each variant.
+Additional memory is at most 500 MB for libraries, and copies of the state: one for each variant of
+a race, for the baseline and for the user. Needs Linux, to read the peak memory.
 """
 
 import argparse
@@ -119,8 +120,7 @@ def main() -> int:
         print(json.dumps(child(*options.child)))
         return 0
     keys = product(model=MODELS, job=("tune", "compare"))
-    rows = collected(options, keys, measured, _cells)
-    return reported(rows, HEAD, _cells, promises)
+    return reported(collected(options, keys, measured, _cells), HEAD, _cells, promises)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class Cluster:
 
 
 def ddp_s(cluster: Cluster, parameters: float, layers: int, compute_s: float) -> float:
-    """Return exposed seconds: communication beyond the backward pass, at least the last bucket."""
+    """Return the seconds of communication that backward can't hide: at least the last bucket's."""
     size = parameters * WIRE_BYTES
     buckets = ceil(size / BUCKET_BYTES)
     each = cluster.all_reduce(size / buckets)

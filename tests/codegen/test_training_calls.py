@@ -209,8 +209,7 @@ def test_a_batch_is_moved_whatever_its_form(shape):
 def test_the_users_model_and_optimizer_are_assigned_first(word):
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    config = SpeedConfig(fused_optimizer=False)
-    found = plan(config, facts=Facts.read(model, [optimizer]))
+    found = plan(SpeedConfig(fused_optimizer=False), facts=Facts.read(model, [optimizer]))
     text = code(found, "torch", {"solver": optimizer}, model=model, name=word)
     assert f"\nmodel, optimizer = {word}, solver\n" in text
     assert f"Yours: `{word}`, `solver`." in text

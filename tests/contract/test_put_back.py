@@ -51,18 +51,20 @@ TRAIN = "loss = model(x).pow(2).mean(); loss.backward(); optimizer.step(); optim
 
 
 def picture(value: Any) -> Any:
-    """Return an object that compares equal only if values, types, order and layout are equal."""
+    """Return an object that compares equal only if values, types, order and layouts are equal."""
     if isinstance(value, torch.Tensor):
         kept = value.detach()
         dense = kept.to_dense() if kept.layout is not torch.strided else kept
-        return value.dtype, tuple(dense.stride()), dense.tolist(), picture(value.grad)
+        kind = type(value), value.dtype, value.layout, tuple(dense.stride())
+        return *kind, dense.tolist(), picture(value.grad)
     if isinstance(value, np.ndarray):
         return value.dtype, value.strides, value.tolist()
     if isinstance(value, dict):
         return type(value), [(picture(key), picture(one)) for key, one in value.items()]
     if isinstance(value, list | tuple | deque):
         return type(value), [picture(one) for one in value]
-    return value if isinstance(value, int | float | str | bytes | bool | type(None)) else str(value)
+    is_simple = isinstance(value, int | float | str | bytes | type(None))
+    return type(value), value if is_simple else str(value)
 
 
 # A case has code before the step, code of the step, and an expression that must not change.

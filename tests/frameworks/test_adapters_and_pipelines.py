@@ -51,8 +51,7 @@ def look(model):
     for name, module in model.named_modules():
         hooks = {key: len(held) for key, held in vars(module).items() if "_hooks" in key}
         found[name] = type(module), sorted(vars(module)), hooks, module.training
-    tensors = {n: (t.dtype, t.stride(), digest(t)) for n, t in model.state_dict().items()}
-    return found | tensors
+    return found | {n: (t.dtype, t.stride(), digest(t)) for n, t in model.state_dict().items()}
 
 
 def digest(tensor):
@@ -135,8 +134,7 @@ def test_code_with_int8_leaves_adapters(hardware):
     pytest.importorskip("torchao")
     machine = hardware("cpu").model_copy(update={"libraries": {"torchao": "0.18.0"}})
     model = with_adapters()
-    made = plan(SpeedConfig(int8=True).alone(), machine, Facts.read(model))
-    exec(code(made), {"model": model})
+    exec(code(plan(SpeedConfig(int8=True).alone(), machine, Facts.read(model))), {"model": model})
     for name, module in model.named_modules():
         if type(module) is torch.nn.Linear:
             assert (type(module.weight) is torch.nn.Parameter) == ("lora_" in name), name

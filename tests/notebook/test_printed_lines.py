@@ -63,8 +63,7 @@ def check(text: str, where: str, around: str = "") -> int:
 
 def strings(path: Path) -> Iterator[str]:
     """Yield the strings of a source file except docstrings, with HOLE for values in f-strings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = list(ast.walk(tree))
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     apart = [part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values]
     apart += [node.value for node in nodes if isinstance(node, ast.Expr)]
     inside = set(map(id, apart))

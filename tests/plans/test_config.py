@@ -166,8 +166,7 @@ def test_each_says_what_it_is_for_and_is_planned_on_every_machine(hardware, name
 
 
 def _line(name: str, value: object, words: str) -> str:
-    shown = yaml.safe_dump(value).splitlines()[0]
-    return f"{f'{name}: {shown}':<34}# {words}"
+    return f"{f'{name}: {yaml.safe_dump(value).splitlines()[0]}':<34}# {words}"
 
 
 def auto() -> str:

@@ -1,4 +1,4 @@
-"""Measure the peak memory and the state of a step; a running profiler makes the peak unknown."""
+"""Test the measured peak memory and state size of a step; a running profiler hides the peak."""
 
 import torch
 from torch import nn

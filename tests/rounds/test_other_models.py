@@ -63,8 +63,7 @@ class Parts:
     def right(self) -> float:
         self.model.eval()
         self.seen.put(self.is_other)
-        found = self.model(self.test).argmax(1)
-        return float((found == self.truth).float().mean())
+        return float((self.model(self.test).argmax(1) == self.truth).float().mean())
 
 
 @pytest.fixture
@@ -83,8 +82,7 @@ def test_a_benchmark_asks_it_under_each_variant_and_puts_everything_back(parts):
     before = state(parts)
     found = benchmark(parts.infer, "baseline,tanh_gelu", budget_s=0.2, accuracy=parts.right)
     assert state(parts) == before
-    seen = [parts.seen.get_nowait() for _ in range(parts.seen.qsize())]
-    assert seen == [False, True]
+    assert [parts.seen.get_nowait() for _ in range(parts.seen.qsize())] == [False, True]
     assert all(0 < record.score <= 1 for record in found.records)
     assert "right" in words(found)
     assert found.rows()[1]["score"] == found.records[1].score

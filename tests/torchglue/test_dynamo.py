@@ -40,8 +40,7 @@ def test_graph_breaks_and_what_was_compiled_are_told():
         return x + 1
 
     before = len(dynamo.graph_breaks())
-    compiled = torch.compile(broken, backend="eager")
-    compiled(torch.ones(2))
+    torch.compile(broken, backend="eager")(torch.ones(2))
     (one,) = dynamo.graph_breaks()[before:]
     assert "graph_break" in one.reason
     assert one.user_stack[-1].name == "broken"

@@ -102,8 +102,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 @pytest.mark.parametrize("drawn", [0, 1])
 def test_a_loaders_iterator_has_a_twin_with_the_same_batches(drawn):
-    loader = torch.utils.data.DataLoader([1, 2, 3], batch_size=2)
-    iterator = iter(loader)
+    iterator = iter(torch.utils.data.DataLoader([1, 2, 3], batch_size=2))
     for _ in range(drawn):
         next(iterator)
     twin = modules.same_epoch(iterator)

@@ -64,7 +64,7 @@ def _is_linear(layer: torch.nn.Module) -> bool:
 
 
 def _product(layer: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return the layer's result for another weight, from the same operations as in `forward`."""
+    """Return the layer's result with `weight` instead of its own, as `forward` computes it."""
     if type(layer) is torch.nn.Linear:
         return functional.linear(x, weight, layer.bias)
     rows = torch.addmm(layer.bias, x.view(-1, x.size(-1)), weight)

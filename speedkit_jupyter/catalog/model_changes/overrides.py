@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import update_wrapper
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -168,6 +169,7 @@ class Method:
     """A function as a method of one module; deep copies and pickles have the class's method."""
 
     def __init__(self, function: FunctionType, module: torch.nn.Module, name: str) -> None:
+        update_wrapper(self, getattr(module, name))  # its name and signature, as libraries read
         self.function, self._module, self._name = function, module, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

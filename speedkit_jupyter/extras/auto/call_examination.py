@@ -249,8 +249,7 @@ class Examiner:
             plain = compiles or call.drawn is None  # replayed() disables Dynamo
             draw_again = nullcontext() if plain else replayed(set())
             with torch.set_grad_enabled(bool(call.gradients)), draw_again:
-                forward = partial(call.module, *args, **kwargs)
-                floats = _floats(interrupts.in_a_window(forward))
+                floats = _floats(interrupts.in_a_window(partial(call.module, *args, **kwargs)))
             results += floats
             if clock.now() - begun_s > most_s:
                 raise TimeoutError

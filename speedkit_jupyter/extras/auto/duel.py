@@ -130,8 +130,7 @@ class Duel:
         if rounds in LOOKS and not is_out:
             # Half of a two-sided interval's errors claim "slower", which is not used here.
             error = 2 * ERROR / len(LOOKS) / self.duels
-            given = self.calm if calm >= LOOKS[1] else self.pairs
-            leaders, rivals = zip(*given, strict=True)
+            leaders, rivals = zip(*(self.calm if calm >= LOOKS[1] else self.pairs), strict=True)
             ratio = paired_ratio(leaders, rivals, error)
             if ratio.verdict == "faster" and ratio.median >= WORTH:
                 return ratio

@@ -101,12 +101,10 @@ class LoopPlans:
     def contexts_of(self, name: str) -> list[MeasuredContext]:
         """Return the contexts of a plan, one for each model; the first call creates them."""
         if name not in self._contexts:
-            models, optimizers = self.live_models, list(self.optimizers)
+            models, own = self.live_models, list(self.optimizers)
             config = self.candidates[name].config
             with hidden(*models):
-                self._contexts[name] = [
-                    prepare(model, config, holding(optimizers, model)) for model in models
-                ]
+                self._contexts[name] = [prepare(m, config, holding(own, m)) for m in models]
             for context in self._contexts[name]:  # else channels_last would break the user's views
                 channels_last.note_views(context.target)
         return self._contexts[name]

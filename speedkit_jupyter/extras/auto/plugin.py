@@ -34,8 +34,7 @@ class CellRaces:
     def __init__(self, shell: Any, arguments: Namespace) -> None:
         self._shell = shell
         self._lines: list[str] = []  # shown at the end of the cell
-        say = self._lines.append
-        self.auto = Auto(arguments.overhead, arguments.eval, say, self._changed)
+        self.auto = Auto(arguments.overhead, arguments.eval, self._lines.append, self._changed)
         self._live: LiveOutput | None = None
         self._drawn_s = 0.0
         self._events = {"pre_run_cell": self._before, "post_run_cell": self._after}

@@ -85,8 +85,7 @@ class Memory:
         if is_first:  # the change of the plan itself takes memory
             self._own.clear()
             return ""
-        growths = self._plain if plan == BASELINE else self._own
-        growths.append(grown)
+        (self._plain if plan == BASELINE else self._own).append(grown)
         is_growing = len(self._own) == GROWTHS and min(self._own) >= LEAST_GROWN
         if not is_growing or mean(self._plain or [0]) > mean(self._own) / 2:
             return ""

@@ -93,8 +93,7 @@ class Kinds:
         if len(self._seen) <= MOST_KINDS or shapes in self._seen:
             self._seen[shapes] += 1
             return shapes
-        elements = sum(one.numel() for one in given)
-        return len(given), round(4 * math.log2(max(elements, 1)))
+        return len(given), round(4 * math.log2(max(sum(one.numel() for one in given), 1)))
 
 
 @dataclass

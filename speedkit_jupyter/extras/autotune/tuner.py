@@ -113,8 +113,7 @@ class Tuner:
         return self._unless_problem(partial(self._chosen, choices)) or choices
 
     def _measured(self, timings: Mapping[Any, float], *rest: Any) -> None:
-        took_s = time.monotonic() - self._last_s
-        self._unless_problem(partial(self._record, timings, took_s))
+        self._unless_problem(partial(self._record, timings, time.monotonic() - self._last_s))
 
     def _unless_problem(self, call: Callable[[], Any]) -> Any:
         try:

@@ -32,7 +32,7 @@ TORCH = str(Path(torch.__file__).parent)
 
 @dataclass
 class CallResult:
-    """A call's tensors by name; `forms` describe results, gradients, changed inputs and buffers."""
+    """A call's results: tensors by name in `values`, and texts on dtypes and shapes in `forms`."""
 
     values: Values
     forms: dict[str, str]

@@ -43,7 +43,7 @@ WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
 MOST_WORKERS = loader_settings.WORKER_COUNTS[-1]
 NO_LOOP = "the step never goes through this loader: give a function that loops over it"
 END = object()
-# A function that times a loader in a round; it returns a batch's seconds of step and waiting.
+# A function that times a loader in a round, and returns (step, waiting) in seconds per batch.
 Block = Callable[["LoaderWay", int], tuple[float, float]]
 
 

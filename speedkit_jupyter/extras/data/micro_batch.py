@@ -237,9 +237,7 @@ class MicroBatch:
         # Parts with equal losses don't prove that the loss is a mean.
         self._is_checked = whole != again or not np.allclose(parts[0][0], parts[1][0])
         if whole != again:
-            messages.warn(
-                "micro_batch: the same samples give different losses, so the loss was not checked"
-            )
+            messages.warn("micro_batch: equal samples give different losses: it isn't checked")
             return
         made = sum(loss * weight for loss, weight in parts if weight)
         made /= 1.0 if self.is_sum else sum(weight for _, weight in parts) or 1.0

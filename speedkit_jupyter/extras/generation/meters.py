@@ -36,8 +36,7 @@ class TokenWatcher(Watcher):
             return
         synchronize(self._device)
         now_s = clock.now()
-        is_next = cache is self._cache
-        (self.tokens_s if is_next else self.prompts_s).append(now_s - self._last_s)
+        (self.tokens_s if cache is self._cache else self.prompts_s).append(now_s - self._last_s)
         self._last_s, self._cache = now_s, cache
         logits = getattr(result, "logits", None)
         self.tokens += len(logits) if isinstance(logits, torch.Tensor) else 1

@@ -109,8 +109,7 @@ class StaticDecoding(Optimization):
         if decision.value is not True:
             lines.append(f"        module.generation_config.max_cache_len = {decision.value}")
         lines.append("# Call model.generate(…) as before; it compiles at the second token.")
-        imports = ("from transformers import CompileConfig",)
-        return Snippet(imports=imports, model=tuple(lines))
+        return Snippet(imports=("from transformers import CompileConfig",), model=tuple(lines))
 
 
 def _why_not_static(hardware: Hardware, facts: Facts) -> str:

@@ -81,8 +81,7 @@ class Prepared:
         if choice.engine == "flex":
             device = shape.device
             flex = self.known.flex(device, shape if device.type == "cpu" else None)
-            blocks = self.made(engines.block_mask, shape)
-            return engines.by_flex(inputs, pattern, flex, blocks)
+            return engines.by_flex(inputs, pattern, flex, self.made(engines.block_mask, shape))
         if choice.engine == "dense" and pattern.is_plain:
             return engines.fused(inputs, is_causal=pattern.is_causal)
         size = choice.size if choice.engine == "chunks" else shape.queries

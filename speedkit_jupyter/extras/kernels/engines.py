@@ -136,8 +136,7 @@ def bias(
 ) -> torch.Tensor:
     """Return the bias that a pattern adds to scores; it is minus infinity for masked keys."""
     assert pattern.score is not None
-    nothing = torch.zeros((), device=at.query.device)
-    added = pattern.score(nothing, *at).to(dtype)
+    added = pattern.score(torch.zeros((), device=at.query.device), *at).to(dtype)
     return added if mask is None else added.masked_fill(~mask, -torch.inf)
 
 

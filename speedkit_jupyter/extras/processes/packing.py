@@ -163,8 +163,7 @@ class Reader(pickle.Unpickler):
             return self._space
         if kind == "known":
             return self._known[place[0]]
-        storage = torch_private.untyped(self._storages[place[0]])[0]
-        return torch_private.typed(storage, place[1])
+        return torch_private.typed(torch_private.untyped(self._storages[place[0]])[0], place[1])
 
     def read(self) -> dict[Any, Any]:
         """Return the values by unit: a name, or the number of a known object."""

@@ -50,8 +50,7 @@ def write(plan: Plan, *given: Any) -> str:
 
 def _for_processes(plan: Plan) -> Plan:
     entry, kind = catalog_entry("distributed"), plan.facts_after.device_type
-    processes = max(2, plan.facts.processes, _gpus(plan))
-    facts = replace(plan.facts, processes=processes)
+    facts = replace(plan.facts, processes=max(2, plan.facts.processes, _gpus(plan)))
     spread = entry.decide(plan.config.request(entry.name), plan.hardware, facts)
     if not spread.active:
         raise SpeedKitError(f"`distributed` is off ({spread.why}): for one process use --as torch")

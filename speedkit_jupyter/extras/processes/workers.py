@@ -111,8 +111,7 @@ class Workers:
         self._client.wait_for_engines(self.size, interactive=False, timeout=START_S)
 
     def _join(self) -> None:
-        path = os.path.join(self.folder, uuid4().hex)
-        self._gathered(self._sent(join, path, self.backend))
+        self._gathered(self._sent(join, os.path.join(self.folder, uuid4().hex), self.backend))
 
     def _sent(self, function: Any, *given: Any) -> list[Any]:
         return [self._client[rank].apply_async(function, *given) for rank in range(self.size)]

@@ -188,8 +188,7 @@ class Profile(Shown):
     @property
     def step_s(self) -> float:
         """Return a step's seconds: the median plain call (or profiled call) divided by `steps`."""
-        calls = self.plain_s or [split.total_s for split in self.taken]
-        return median(calls) / self.steps
+        return median(self.plain_s or [split.total_s for split in self.taken]) / self.steps
 
     @property
     def load(self) -> str:
@@ -203,8 +202,7 @@ class Profile(Shown):
         """Return the median profiled call ÷ the median plain call; None if one is missing."""
         if not (self.plain_s and self.splits):
             return None
-        profiled_s = median(sum(split.pieces.values()) for split in self.splits)
-        return profiled_s / median(self.plain_s)
+        return median(sum(split.pieces.values()) for split in self.splits) / median(self.plain_s)
 
     @property
     def is_costly(self) -> bool:

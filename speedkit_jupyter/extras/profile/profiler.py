@@ -266,5 +266,4 @@ def profile(
         profile(train_step, budget_s=10).rows()
     """
     begun_s, command = clock.now(), f"profile({getattr(step, '__name__', 'step')})"
-    measured = step_of(step, model, optimizer)
-    return drained(Profiler(measured, budget_s, command, begun_s))
+    return drained(Profiler(step_of(step, model, optimizer), budget_s, command, begun_s))

@@ -123,10 +123,10 @@ class WayTrial:
 
 @dataclass
 class WaySearch:
-    """Search for the fastest way: call `run()`, then read `best`, `program` and `trials`.
+    """Find the fastest way to compute rollout steps whose drift is within the tolerance.
 
-    Steps are timed with the whole batch `x`, on the operator's device; drift is measured on the
-    batch's first samples.
+    Call `run()`, then read `best`, `program` and `trials`. Steps are timed with the whole batch
+    `x`, on the operator's device; drift is measured on the batch's first samples.
     """
 
     operator: Callable[..., Any]

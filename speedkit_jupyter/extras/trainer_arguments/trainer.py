@@ -226,6 +226,5 @@ class TrainerAdvisor:
         for rows in (lengths, sorted(lengths)):
             size = self._trainer.args.train_batch_size
             batches = [rows[at : at + size] for at in range(0, len(rows), size)]
-            width = sum(len(batch) * max(batch) for batch in batches)
-            shares.append(1 - sum(lengths) / width)
+            shares.append(1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches))
         return (shares[0], shares[1]) if shares[0] > 2 * shares[1] else None

@@ -44,8 +44,7 @@ def _trained(names: Names, session: Session, name: str | None) -> tuple[Step, st
         cell = session.last_cell()
         return cell.step(), cell.title
     function = namespace.find_function(names, name)
-    step = over_batches(function, None, name, "write a function that returns one")
-    return step_of(step), name
+    return step_of(over_batches(function, None, name, "write a function that returns one")), name
 
 
 def _plan(session: Session, step: Step) -> Any:

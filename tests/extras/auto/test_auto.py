@@ -354,6 +354,22 @@ def test_accumulated_gradients_belong_to_their_step(loop, running):
     assert sum(running.latest.totals.steps.values()) == 40
 
 
+def test_short_steps_are_all_counted_also_when_the_cell_ends(loop, running, made_time):
+    net, optimizer, _ = loop
+    net.forward = lambda x: (made_time.sleep(0.001), net.last(net.first(x)))[1]
+    begun_s, made_time.tick_s = made_time.now_s(), 1e-5
+    for _ in range(333):
+        for _ in range(2):  # two backward passes for each step
+            net(torch.rand(4, 8)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            net(torch.rand(4, 8))  # evaluation
+    took_s, work = made_time.now_s() - begun_s, running.latest
+    running.end_cell()
+    assert sum(work.totals.steps.values()) == len(work.log) + 3 == 333
+    assert sum(work.totals.seconds.values()) == pytest.approx(2 * took_s / 3, rel=0.1)
+
+
 def test_batches_of_two_shapes_are_compared_with_their_like(loop, running):
     _, _, train = loop
     train(300, shapes=(4, 2))

@@ -244,8 +244,7 @@ def test_a_pause_leaves_the_leader_in_force():
 def test_a_learned_plan_needs_no_race():
     run = Run({"good": 1.5, "other": 1.2})
     run.steps(3)
-    proof = Run({"good": 1.5}).steps(1000).race.proof
-    run.race.begin_with("good", proof)
+    run.race.begin_with("good", Run({"good": 1.5}).steps(1000).race.proof)
     assert set(run.steps(100).served[3:]) == {"good"}
     assert run.race.is_settled
 

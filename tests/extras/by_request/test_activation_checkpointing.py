@@ -129,16 +129,14 @@ def trained(make, config: SpeedConfig, around=None) -> list:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_training_gives_the_same_bits_and_leaves_the_same_behind(name):
-    found = [trained(MODELS[name], asked(on)) for on in (False, True)]
-    assert all(map(torch.equal, *found))
+    assert all(map(torch.equal, *[trained(MODELS[name], asked(on)) for on in (False, True)]))
 
 
 def test_the_same_bits_under_autocast_and_where_attention_is_chosen_around_the_forward_pass():
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     for around in (partial(torch.autocast, "cpu"), partial(sdpa_kernel, SDPBackend.MATH)):
-        found = [trained(Stack, asked(on), around) for on in (False, True)]
-        assert all(map(torch.equal, *found))
+        assert all(map(torch.equal, *[trained(Stack, asked(on), around) for on in (False, True)]))
 
 
 @pytest.mark.gpu

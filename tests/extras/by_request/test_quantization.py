@@ -97,8 +97,7 @@ def test_it_computes_what_torchao_does_and_everything_comes_back(value):
     narrow = {"reduce_range": True} if seven_bits else {}
     make = getattr(quantization, CONFIGS[value])
     quantization.quantize_(expected, make(set_inductor_config=False, **narrow))
-    config = SpeedConfig(int8=value)
-    plain, found = with_plan(model, TOKENS, config, "2 of 2 linear layers")
+    plain, found = with_plan(model, TOKENS, SpeedConfig(int8=value), "2 of 2 linear layers")
     assert torch.equal(found, answer(expected))
     assert not torch.equal(found, plain)
 

@@ -102,8 +102,7 @@ def test_running_out_of_memory_is_survived_and_said() -> None:
 
 def test_what_would_not_fit_is_not_even_tried(made, monkeypatch):
     monkeypatch.setattr(sweeping, "free_bytes", lambda device: 10_000_000)
-    training = Training(width=1024)
-    found = batch_sizes(training.step, batch(), sizes=(128, 4096), budget_s=3.0)
+    found = batch_sizes(Training(width=1024).step, batch(), sizes=(128, 4096), budget_s=3.0)
     tried = max(made)
     refused = next(row for row in found.rows() if row["note"])
     assert refused["batch"] == 2 * tried

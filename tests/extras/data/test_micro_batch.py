@@ -162,7 +162,7 @@ def test_batch_norm_that_trains_is_refused_or_allowed() -> None:
 
 
 def test_a_loss_that_is_random_is_said_to_be_unchecked() -> None:
-    with pytest.warns(UserWarning, match="was not checked"):
+    with pytest.warns(UserWarning, match="isn.t checked"):
         parts(net(), lambda m, x, y: m(x + torch.randn_like(x)).square().mean())(*batch())
 
 

@@ -1,5 +1,6 @@
 """Check plans for transformers' generate(): same tokens, exact undo, times and refusals."""
 
+from inspect import signature
 from types import SimpleNamespace
 
 import pytest
@@ -35,8 +36,10 @@ def test_plans_write_the_same_tokens_and_leave_nothing(wishes):
     model = llama()
     before, greedy = look(model), tokens(model)
     sampled, beams = tokens(model, do_sample=True), tokens(model, num_beams=2)
+    given = signature(model.generate)
     _, context = apply_speedups(model, SpeedConfig(**wishes).alone())
     assert tokens(model).equal(greedy)
+    assert signature(model.generate) == given  # libraries read it
     config = transformers.GenerationConfig(max_new_tokens=8, do_sample=False)
     assert tokens(model, generation_config=config).equal(greedy)
     assert config.cache_implementation is None

@@ -272,8 +272,7 @@ def test_transforms_of_functions_give_the_same(name, engine):
     options, several = given(case, 130), [torch.stack([one, 2 * one]) for one in inputs]
 
     def loss(*inputs: Tensor) -> Tensor:
-        found = attention(*inputs, case.words, engine=engine, **options)
-        return found.square().sum()
+        return attention(*inputs, case.words, engine=engine, **options).square().sum()
 
     gradients = torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(*several)
     for number in range(2):
@@ -352,8 +351,7 @@ def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):
     monkeypatch.setattr(engine_choice, "SIZES", (64, 128))
     inputs = [one.requires_grad_() for one in floats()]
     plain = attention(*inputs, "sliding_window", window=5)
-    found = attention(*inputs, "sliding_window", window=5, tune=True)
-    torch.testing.assert_close(found, plain)
+    torch.testing.assert_close(attention(*inputs, "sliding_window", window=5, tune=True), plain)
     (known,) = kernels._KNOWN.values()
     assert len(known.choices) == 1
     monkeypatch.setattr(Prepared, "measured", None)

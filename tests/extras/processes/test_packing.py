@@ -169,8 +169,7 @@ def test_a_group_that_grows_and_a_new_head_come_back(ran):
 def test_an_object_that_cannot_come_back_is_named_and_the_rest_comes(ran):
     trainer = Trainer()
     here = {"trainer": trainer, "lock": threading.Lock, "x": X}
-    cell = "trainer.fit(x); trainer.bad = lock(); bad = lock(); good = [trainer.net]"
-    stays = ran(cell, here)
+    stays = ran("trainer.fit(x); trainer.bad = lock(); bad = lock(); good = [trainer.net]", here)
     assert [*stays] == ["bad", "trainer"]
     assert "lock" in stays["bad"]
     assert len(trainer.log) == 1

@@ -47,8 +47,7 @@ def on_workers(model, optimizer, values, train):
     data = torch.arange(32.0).view(8, 4) / 32
     before, own = surface(), list(map(id, model.parameters()))
     train(model, optimizer, data, 1)
-    config = SpeedConfig.from_dict(values).alone()
-    _, context = apply_speedups(model, config, optimizer=optimizer)
+    _, context = apply_speedups(model, SpeedConfig.from_dict(values).alone(), optimizer=optimizer)
     active = {decision.name for decision in context.plan if decision.active}
     train(model, optimizer, data[dist.get_rank() :: dist.get_world_size()])
     changes = [str(change) for change in context.changes()]

@@ -73,8 +73,7 @@ def test_a_loop_is_split_as_it_was_made(made_time, name):
     def epoch() -> None:
         for x, y in loader:
             optimizer.zero_grad()
-            loss = functional.cross_entropy(net(x), y)
-            loss.backward()
+            functional.cross_entropy(net(x), y).backward()
             optimizer.step()
             sleep(rest_s)
 

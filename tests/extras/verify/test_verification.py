@@ -72,8 +72,7 @@ def test_every_run_gets_the_same_data_and_each_step_new_data():
         optimizer.zero_grad()
 
     step = Step(run, [network], [optimizer], names=names, iterators=["batches"])
-    verifier = verification.Verifier(step, "bf16", steps=5)
-    list(verifier.run())
+    list(verification.Verifier(step, "bf16", steps=5).run())
     assert drawn[:10] == [0.0, 1.0, 2.0, 3.0, 4.0] * 2
     assert float(next(names["batches"])[0, 0]) == 0.0
 

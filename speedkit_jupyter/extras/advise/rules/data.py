@@ -96,7 +96,7 @@ def _gain_of_workers(seen: Situation, data: float, number: int) -> Gain:
     """Return the expected gain of `number` workers if loading takes the share `data` of the step.
 
     At best, workers load while the step computes. At worst, each loop waits for its workers and its
-    first batch, and on a CPU the workers halve the step's speed: on two cores, a small CNN that
+    first batch, and on a CPU the computing takes twice as long. On two cores, a small CNN that
     spent half of its step loading was 0.82 to 0.87 times as fast with one or two workers.
     """
     computing = 1 - data
