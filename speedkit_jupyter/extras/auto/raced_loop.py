@@ -16,7 +16,7 @@ from speedkit_jupyter.extras.auto.compiling import BackgroundCompile
 from speedkit_jupyter.extras.auto.discovery import needs_gradients
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
-from speedkit_jupyter.extras.auto.run_watch import RECENT_STEPS, RunWatch
+from speedkit_jupyter.extras.auto.run_watch import RunWatch
 from speedkit_jupyter.extras.auto.steps import Beat, Kinds, Remaining, TimedStep, Totals
 from speedkit_jupyter.extras.auto.tracebacks import hide_when_interrupted
 from speedkit_jupyter.rounds import busy_machine, clock
@@ -26,10 +26,10 @@ from speedkit_jupyter.torchglue.private import current_node
 
 # Between a duel's rounds, one step is watched every WATCH_S seconds; without a duel, every
 # IDLE_WATCH_S. Other steps are only counted: watching takes 0.2 ms, a third of a tiny model's step.
+# Counting takes 20 microseconds, 5 % of such a step: steps below WATCH_S / 4 are counted together.
 WATCH_S, IDLE_WATCH_S = 0.02, 0.1
-# Counting a step takes 20 microseconds, 5 % of a tiny model's step. So steps below SHORT_S seconds
-# are counted together, at the next watched step.
-SHORT_S = 0.005
+# Estimated seconds of applying a plan, with the search for the model's optimizers.
+APPLY_S = 0.06
 
 
 class RacedLoop:
@@ -61,7 +61,6 @@ class RacedLoop:
         self._uncounted, self._count_at_s = 0, 0.0  # short steps, and when to count them
         self._step: TimedStep  # the latest watched step
         self._waiting: deque[TimedStep] = deque()
-        self._evaluates = 0  # watched steps until the winner is applied again
         self.is_paused, self._began_s = False, clock.now()
         self._users_errors: set[type[Exception]] = set()
         # The plan to examine in the next step; "" to trace the step instead; None for neither.
@@ -121,7 +120,7 @@ class RacedLoop:
         is_recent = self._begun_s - self._watched_s < every_s
         self._is_only_counted = is_between and is_recent and not is_busy
         if self._is_only_counted:
-            is_short = self.trains and self.plans.leaves_calls and self.race.step_s < SHORT_S
+            is_short = self.trains and self.plans.leaves_calls and self.race.step_s < WATCH_S / 4
             self._count_at_s = self._watched_s + every_s if is_short else 0.0
             return
         self._watched_s = self._begun_s
@@ -176,8 +175,6 @@ class RacedLoop:
         __tracebackhide__ = True
         if self.plans.in_force == BASELINE:
             return below(*args, **kwargs)
-        if self.plans.is_applied:
-            self._evaluates = RECENT_STEPS  # applying a plan takes some 60 ms
         self._force(BASELINE)
         return module(*args, **kwargs)
 
@@ -324,12 +321,9 @@ class RacedLoop:
     # The plan in force.
 
     def _go_on(self) -> None:
-        """Put this step's plan into force; if the race is settled, apply the winner."""
-        if self.race.is_settled and not self._evaluates:
-            self._force(self.race.leader, self.race.proof)
-        else:
-            self._evaluates = max(self._evaluates - 1, 0)
-            self._force(self.race.active)
+        """Put this step's plan into force; once it costs too little to matter, apply the winner."""
+        is_applied = self.race.is_settled and self.race.affords(APPLY_S)
+        self._force(self.race.active, self.race.proof if is_applied else None)
 
     def _force(self, name: str, proof: Ratio | None = None) -> None:
         """Put the plan `name` into force, count the time as a cost, and drop the plan if it fails.
@@ -360,7 +354,7 @@ class RacedLoop:
         self._examiner.end()
         if self._uncounted:
             self._count(self._uncounted)
-        self._calls = self._stepped = self._uncounted = self._evaluates = 0
+        self._calls = self._stepped = self._uncounted = 0
         self._is_only_counted, self._to_record = False, None
         for beat in self._beats:
             beat.take()

@@ -26,7 +26,6 @@ def alarm():
     yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
-    torch.set_grad_enabled(True)  # an interrupt may skip the exit of a no_grad() in torch
 
 
 def train(net, optimizer, begin):
@@ -52,6 +51,7 @@ def test_thirty_moments_leave_the_winner_or_the_plain_plan_and_then_nothing(mach
         auto.begin_cell()
         with pytest.raises(KeyboardInterrupt):
             train(net, optimizer, lambda: alarm(draw.uniform(0.002, 0.12)))
+        torch.set_grad_enabled(True)  # an interrupt may skip the exit of a no_grad() in torch
         auto.end_cell()
         for work in auto.loops:
             assert work.plans.in_force in (BASELINE, work.race.leader)
