@@ -106,8 +106,7 @@ def test_a_benchmark_varies_the_optimizer_and_puts_all_back(work, look, variants
     before = look(*work.all())
     found = benchmark(work.step, variants, budget_s=0.3)
     assert before.changes(look(*work.all())) == []
-    failures = {one.name: one.failure for one in found.records if one.failure}
-    assert failures == {}
+    assert {one.name: one.failure for one in found.records if one.failure} == {}
     assert found.records[2].applied == {"fused_optimizer": True}
     assert [found.verdict(one) for one in found.records].count("wrong") == 0
 
@@ -119,5 +118,4 @@ def test_a_search_and_a_verification_put_all_back(work, look):
     found = verify(work.step, ALL, steps=3)
     assert before.changes(look(*work.all())) == []
     assert not found.failure
-    tried = [tuned.winner.name, *tuned.rejected]
-    assert any("fused_optimizer" in name for name in tried)
+    assert any("fused_optimizer" in name for name in [tuned.winner.name, *tuned.rejected])

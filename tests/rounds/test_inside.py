@@ -112,8 +112,7 @@ def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(par
     found = benchmark(parts.step, names, **given)
     as_found = {"dtype": "float32", "threads": before[0], "matmul": before[1]}
     as_found |= {"math_only": False, "channels_last": False}
-    failures = {one.name: one.failure for one in found.records if one.failure}
-    assert not failures
+    assert not {one.name: one.failure for one in found.records if one.failure}
     changes = {
         "baseline": {}, "bf16": {"dtype": "bfloat16"}, "fp16": {"dtype": "float16"},
         "channels_last": {"channels_last": True}, "sdpa:math": {"math_only": True},

@@ -28,7 +28,7 @@ from speedkit_jupyter.torchglue.private import tree_map, version
 from speedkit_jupyter.torchglue.storage import tensors_in
 
 N = TypeVar("N", bound=ast.AST)
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 Original = Callable[..., Any]
 # Parts of a step that count as a line's own work, not as a model's or an optimizer's.
 OF_LINES: frozenset[Part] = frozenset(["rest", "data", "synchronizations", "host to device"])
@@ -224,8 +224,8 @@ def code_of(ran: Mapping[CodeType, int]) -> list[FunctionCode]:
             trees[file, "<module>", 0] = module
             for node in ast.walk(module):
                 if isinstance(node, Function):  # functions begin at their decorators
-                    first = min(one.lineno for one in (node, *node.decorator_list))
-                    trees[file, node.name, first] = node
+                    first = min(n.lineno for n in (node, *getattr(node, "decorator_list", ())))
+                    trees[file, getattr(node, "name", "<lambda>"), first] = node
     found = []
     for code in sorted(ran, key=lambda one: (one.co_filename, one.co_firstlineno, one.co_name)):
         first = 0 if code.co_name == "<module>" else code.co_firstlineno

@@ -1,5 +1,6 @@
 """Test that each rule reports its own reason, and nothing if the reason doesn't apply."""
 
+import ast
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from speedkit_jupyter.extras.advise.advice import Subject
 from speedkit_jupyter.extras.advise.rules import RULES
 from speedkit_jupyter.extras.advise.rules.data import other_loader
 from speedkit_jupyter.extras.advise.rules.models import without_gradients
-from speedkit_jupyter.extras.advise.situation import Situation
+from speedkit_jupyter.extras.advise.situation import Situation, code_of, dotted
 from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 
 COMPUTING = {"forward": 0.4, "backward": 0.4}
@@ -229,6 +230,11 @@ def test_a_rule_speaks_of_its_own_reason_alone(capsys, rule, code, given, says):
     else:
         (one,) = said
         assert says in "\n".join((one.title, one.evidence, one.remedy, one.risk))
+
+
+def test_the_code_of_a_lambda_is_read():
+    (code,) = code_of({(lambda: torch.zeros(2)).__code__: 1})
+    assert [dotted(call.func) for call in code.nodes(ast.Call)] == ["torch.zeros"]
 
 
 def test_every_rule_has_a_test_and_a_line_of_the_docs():

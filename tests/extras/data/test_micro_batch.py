@@ -260,8 +260,7 @@ def test_under_autocast_backward_is_outside_of_it() -> None:
 
 
 def test_a_first_batch_of_equal_samples_proves_nothing() -> None:
-    model = net()
-    loss_of = parts(model, WRONG["a spread"])
+    loss_of = parts(net(), WRONG["a spread"])
     loss_of(torch.zeros(16, 6), None)
     with pytest.raises(StepError, match="not a mean over samples"):
         loss_of(torch.randn(16, 6), None)
