@@ -169,7 +169,7 @@ def newest(
         entries = database.learned(setting(models, hardware))
     entries = list(filter(is_usable, entries))
     fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
-    # An empty plan for training says nothing about inference, so it counts only for training.
+    # An empty plan for training says nothing about inference, nor the other way round.
     return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
 
 

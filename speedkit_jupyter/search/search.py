@@ -345,7 +345,7 @@ def tune(
 
     Raises:
         StepError: the step can't be measured, or an argument is invalid.
-        ArgumentError: `optimizer` is not a torch optimizer.
+        ArgumentError: `optimizer` is not a torch optimizer, or `keep` has the wrong type.
         KeyboardInterrupt: after Ctrl-C; its attribute `tuning` is the result so far.
 
     Example::

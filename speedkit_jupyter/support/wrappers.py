@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-# Attributes in which wrappers keep models, in the order in which they are tried.
+# Attributes in which wrappers keep models; the model is the first with all the wrapper's tensors.
 PARTS = ("_original_module", "_orig_mod", "module")
 # The property that returns the model if no attribute holds it, as in Lightning's Trainer.
 PROPERTY = "model"

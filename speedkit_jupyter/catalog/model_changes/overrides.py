@@ -169,7 +169,8 @@ class Method:
     """A function as a method of one module; deep copies and pickles have the class's method."""
 
     def __init__(self, function: FunctionType, module: torch.nn.Module, name: str) -> None:
-        update_wrapper(self, getattr(module, name))  # its name and signature, as libraries read
+        own = getattr(module, name)  # has the name and signature that libraries read
+        update_wrapper(self, own.__wrapped__ if isinstance(own, Method) else own)
         self.function, self._module, self._name = function, module, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

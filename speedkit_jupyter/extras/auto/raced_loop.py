@@ -16,7 +16,7 @@ from speedkit_jupyter.extras.auto.compiling import BackgroundCompile
 from speedkit_jupyter.extras.auto.discovery import needs_gradients
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
-from speedkit_jupyter.extras.auto.run_watch import RunWatch
+from speedkit_jupyter.extras.auto.run_watch import RECENT_STEPS, RunWatch
 from speedkit_jupyter.extras.auto.steps import Beat, Kinds, Remaining, TimedStep, Totals
 from speedkit_jupyter.extras.auto.tracebacks import hide_when_interrupted
 from speedkit_jupyter.rounds import busy_machine, clock
@@ -28,8 +28,6 @@ from speedkit_jupyter.torchglue.private import current_node
 # IDLE_WATCH_S. Other steps are only counted: watching takes 0.2 ms, a third of a tiny model's step.
 # Counting takes 20 microseconds, 5 % of such a step: steps below WATCH_S / 4 are counted together.
 WATCH_S, IDLE_WATCH_S = 0.02, 0.1
-# Estimated seconds of applying a plan, with the search for the model's optimizers.
-APPLY_S = 0.06
 
 
 class RacedLoop:
@@ -56,11 +54,13 @@ class RacedLoop:
         self._examiner = call_examination.Examiner(self.plans)
         self._watch, self._kinds, self.totals = RunWatch(), Kinds(), Totals()
         self.log: deque[tuple[float, str, float]] = deque(maxlen=5000)
-        self._stepped, self._calls, self._hooks, self._begun_s = 0, 0, -1, 0.0
+        self._stepped, self._calls, self._hooks = 0, 0, -1
+        self._begun_s = self._ended_s = self._step_s = 0.0  # `_step_s`: of the latest timed step
         self._is_only_counted, self._watched_s = False, -math.inf
         self._uncounted, self._count_at_s = 0, 0.0  # short steps, and when to count them
         self._step: TimedStep  # the latest watched step
         self._waiting: deque[TimedStep] = deque()
+        self._evaluates = 0  # watched steps until the winner is applied again
         self.is_paused, self._began_s = False, clock.now()
         self._users_errors: set[type[Exception]] = set()
         # The plan to examine in the next step; "" to trace the step instead; None for neither.
@@ -120,10 +120,9 @@ class RacedLoop:
         is_recent = self._begun_s - self._watched_s < every_s
         self._is_only_counted = is_between and is_recent and not is_busy
         if self._is_only_counted:
-            is_short = self.trains and self.plans.leaves_calls and self.race.step_s < WATCH_S / 4
+            is_short = self.trains and self.plans.leaves_calls and 0 < self._step_s < WATCH_S / 4
             self._count_at_s = self._watched_s + every_s if is_short else 0.0
             return
-        self._watched_s = self._begun_s
         if self._to_record is None:
             self._go_on()
         else:  # this step runs without a plan, and is then repeated under a plan
@@ -133,6 +132,7 @@ class RacedLoop:
         if learned := self.plans.look_up(args, kwargs):
             self.race.waiting = [*dict.fromkeys([learned, *self.race.waiting])]
         self._step = TimedStep(self._kinds.of(args, kwargs), self.plans.device)
+        self._watched_s = self._begun_s
 
     def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
         """Run a call; if the plan fails or leaves bf16 or fp16 values, drop it and call again."""
@@ -175,6 +175,8 @@ class RacedLoop:
         __tracebackhide__ = True
         if self.plans.in_force == BASELINE:
             return below(*args, **kwargs)
+        if self.plans.is_applied:
+            self._evaluates = RECENT_STEPS  # applying a plan takes some 60 ms
         self._force(BASELINE)
         return module(*args, **kwargs)
 
@@ -200,9 +202,11 @@ class RacedLoop:
     def ended(self) -> None:
         """Note the end of a loop step, and decide on the plan of the next step."""
         self._uncounted += 1
-        if self._is_only_counted and clock.now() < self._count_at_s:
-            self._stepped = 0
-            return
+        if self._is_only_counted:
+            self._ended_s = clock.now()
+            if self._ended_s < self._count_at_s:
+                self._stepped = 0
+                return
         calls = self._calls + sum(beat.take() for beat in self._beats)
         self._calls = self._stepped = 0
         steps, self._uncounted = self._uncounted, 0
@@ -232,6 +236,7 @@ class RacedLoop:
             race.drop(race.leader, "you restored it, or applied another plan")
             race.waiting.clear()
         self._counted(self.plans.in_force, seconds)
+        self._step_s = seconds if step.is_usual else self._step_s
         self._to_record = None
         if wrong := self._watch.values(step.plan, step.loss, step.norm):
             self._examiner.reject(step.plan, wrong)
@@ -261,11 +266,11 @@ class RacedLoop:
         self._to_record = race.to_examine() or None
 
     def _count(self, steps: int) -> None:
-        """Count steps that weren't watched; only a single step on a CPU has a time of its own."""
-        name, seconds = self.plans.in_force, (clock.now() - self._begun_s) / max(steps, 1)
-        if steps > 1 or self.plans.device.type != "cpu":
-            seconds = self.race.usual_s(self._step.kind, name) or seconds
-        self._counted(name, seconds, steps)
+        """Count steps that weren't watched; a single step on a CPU has been timed."""
+        seconds = (self._ended_s - self._begun_s) / max(steps, 1)
+        if steps > 1 or self.plans.device.type != "cpu":  # a device runs asynchronously
+            seconds = min(seconds, self._step_s) if steps > 1 else self._step_s or seconds
+        self._counted(self.plans.in_force, seconds, steps)
 
     def _counted(self, name: str, seconds: float, steps: int = 1) -> None:
         self.totals.steps[name] += steps
@@ -321,9 +326,12 @@ class RacedLoop:
     # The plan in force.
 
     def _go_on(self) -> None:
-        """Put this step's plan into force; once it costs too little to matter, apply the winner."""
-        is_applied = self.race.is_settled and self.race.affords(APPLY_S)
-        self._force(self.race.active, self.race.proof if is_applied else None)
+        """Put this step's plan into force; if the race is settled, apply the winner."""
+        if self.race.is_settled and not self._evaluates:
+            self._force(self.race.leader, self.race.proof)
+        else:
+            self._evaluates = max(self._evaluates - 1, 0)
+            self._force(self.race.active)
 
     def _force(self, name: str, proof: Ratio | None = None) -> None:
         """Put the plan `name` into force, count the time as a cost, and drop the plan if it fails.
@@ -354,7 +362,7 @@ class RacedLoop:
         self._examiner.end()
         if self._uncounted:
             self._count(self._uncounted)
-        self._calls = self._stepped = self._uncounted = 0
+        self._calls = self._stepped = self._uncounted = self._evaluates = 0
         self._is_only_counted, self._to_record = False, None
         for beat in self._beats:
             beat.take()

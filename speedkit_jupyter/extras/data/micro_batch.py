@@ -80,12 +80,12 @@ def micro_batch(
         A function of the same arguments. It returns a detached loss, and adds gradients if enabled.
 
     Raises:
-        StepError: an argument is invalid. In a call: arguments can't be split, parts' losses don't
-            add up, BatchNorm is in training mode, a parameter has a gradient hook, or the function
-            returns no loss or writes to its arguments. Gradients of some parts may then remain.
+        StepError, ArgumentError: an argument is invalid. In a call: arguments can't be split, parts
+            don't add up, BatchNorm is in training mode, a parameter has a gradient hook, or the
+            function returns no loss or changes arguments. Gradients of some parts may remain.
     """
-    for name, one in {"function": function, "weight": weight or function}.items():
-        if not callable(one):
+    for name, one in {"function": function, "weight": weight}.items():
+        if not callable(one) and (one is not None or name == "function"):
             raise StepError(f"{name} must be callable, not {type(one).__name__}")
     whole = [whole] if isinstance(whole, str | int) else whole
     arguments.of_kind("whole", whole, Collection, optional=False)
