@@ -75,7 +75,6 @@ def engine() -> list[ModuleType]:
     for name in ("state", "step", "right", "rounds", "search", "extras.auto"):
         package = importlib.import_module(f"speedkit_jupyter.{name}")
         for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            module = importlib.import_module(one.name)
-            found.append(module)
+            found.append(importlib.import_module(one.name))
     found.append(importlib.import_module("speedkit_jupyter.notebook.panel.background_run"))
     return [one for one in found if getattr(one, "time", None) is sys.modules["time"]]

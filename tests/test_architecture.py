@@ -110,8 +110,7 @@ def test_every_room_of_the_catalog_has_its_layer() -> None:
 
 @pytest.mark.parametrize("path", parts_of_entries, ids=inside)
 def test_parts_of_the_catalogs_entries_import_one_way(path: Path) -> None:
-    up_to_its_own = ROOMS[: ROOMS.index(path.parent.name) + 1]
-    assert optimizations_imported(path) <= {*up_to_its_own}
+    assert optimizations_imported(path) <= {*ROOMS[: ROOMS.index(path.parent.name) + 1]}
 
 
 def test_next_to_the_rooms_are_the_entries_of_the_catalog_alone() -> None:

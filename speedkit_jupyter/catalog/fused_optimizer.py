@@ -76,7 +76,8 @@ class FusedOptimizer(Optimization):
             stack.callback(optimizer.register_load_state_dict_post_hook(layer.renew).remove)
             stack.callback(optimizer.register_state_dict_post_hook(in_files).remove)
             alignment = Alignment()
-            stack.callback(optimizer.register_step_pre_hook(alignment).remove)
+            for hook in (alignment, _begin_momentum):
+                stack.callback(optimizer.register_step_pre_hook(hook).remove)
             stack.callback(optimizer.register_load_state_dict_post_hook(alignment.loaded).remove)
             return facts
 
@@ -116,6 +117,15 @@ class FusedOptimizer(Optimization):
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         return (True,) * any(_obstacle(one, "auto") is None for one in facts.optimizers)
+
+
+def _begin_momentum(optimizer: torch.optim.Optimizer, *step: Any) -> None:
+    """Give zeros to new parameters: torch's fused SGD fails where only some have a buffer."""
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
+        trained = [one for one in group["params"] if one.grad is not None]
+        new = [p for p in trained if optimizer.state[p].get("momentum_buffer") is None]
+        for parameter in new if len(new) < len(trained) and not group["dampening"] else ():
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _obstacle(optimizer: OptimizerFacts, asked: Switch = True) -> str | None:

@@ -63,8 +63,7 @@ class GradScaler(Optimization):
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         memo = target.memo
         if memo.scaler is None:
-            parameter = next(iter(target.model.parameters()))
-            memo.scaler = torch.amp.GradScaler(parameter.device.type)
+            memo.scaler = torch.amp.GradScaler(next(iter(target.model.parameters())).device.type)
         memo.scales = True
         try:
             with scaled(target):

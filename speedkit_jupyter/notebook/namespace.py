@@ -203,8 +203,7 @@ def planned_for(
         return name, context, context.plan
     held = list(find_optimizers(names, asked, model).values())
     config = proven_config([model], held) or SpeedConfig()
-    facts = replace(Facts.read(model, held), optimizers_later=True)
-    return name, None, plan(config, facts=facts)
+    return name, None, plan(config, facts=replace(Facts.read(model, held), optimizers_later=True))
 
 
 def words_of_plans(names: Space, name: str | None) -> list[Any]:

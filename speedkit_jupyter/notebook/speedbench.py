@@ -93,8 +93,7 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
 @cache
 def parser() -> options.Parser:
     """Return the parser of `%%speedbench` lines."""
-    every = [*OPTIONS, *(mode.option for mode in plugins.modes())]
-    return options.Parser("%%speedbench", every)
+    return options.Parser("%%speedbench", [*OPTIONS, *(mode.option for mode in plugins.modes())])
 
 
 def _check_options(arguments: Any, mode: str, also: Sequence[str]) -> None:

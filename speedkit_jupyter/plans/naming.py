@@ -57,8 +57,7 @@ def assign(names: MutableMapping[str, Any] | None, name: str, context: SpeedCont
 def name_of(names: Mapping[str, Any] | None, model: torch.nn.Module, other: str = "model") -> str:
     """Return the notebook's expression for a model, such as `net`, or `other` if there is none."""
     words = by_expression(names, torch.nn.Module).items()
-    whole = unwrapped(model)
-    return next((word for word, one in words if unwrapped(one) is whole), other)
+    return next((word for word, one in words if unwrapped(one) is unwrapped(model)), other)
 
 
 def _is_free(value: Any, model: torch.nn.Module) -> bool:

@@ -129,8 +129,7 @@ def _row_text(cells: Sequence[str], widths: Sequence[int], found: elements.Table
     sides = [">" if name in found.numbers else "<" for name in found.columns]
     lines = []
     for texts in zip_longest(*columns, fillvalue=""):
-        padded = map("{:{}{}}".format, texts, sides, widths)
-        lines.append(GAP.join(padded).rstrip())
+        lines.append(GAP.join(map("{:{}{}}".format, texts, sides, widths)).rstrip())
     return "\n".join(lines)
 
 

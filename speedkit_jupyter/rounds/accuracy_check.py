@@ -177,8 +177,7 @@ class AccuracyCheck:
         try:
             with ExitStack() as stack:
                 stack.enter_context(runner.applied())
-                without_dropout = reference.without_dropout(step.models)
-                self._dropout_off = stack.enter_context(without_dropout)
+                self._dropout_off = stack.enter_context(reference.without_dropout(step.models))
                 for surrounding in around:
                     stack.enter_context(surrounding())
                 stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
@@ -190,8 +189,7 @@ class AccuracyCheck:
                 stack.enter_context(watching(step.models, seen))
                 stack.enter_context(suppress(observer.Enough))
                 while len(seen.run.ends) < calls and not seen.is_done:
-                    result = runner.once()
-                    seen.step_ended({"": result} | step.results())
+                    seen.step_ended({"": runner.once()} | step.results())
                     if runner.facts.repeats.alone:
                         break
         finally:

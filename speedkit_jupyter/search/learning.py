@@ -234,6 +234,5 @@ def tuned(
     models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     for one in models or [None]:
         arguments.model("tuned() needs", one)
-    optimizers = arguments.optimizers("optimizer", optimizer)
-    learned = newest(models, optimizers, Hardware.current())
+    learned = newest(models, arguments.optimizers("optimizer", optimizer), Hardware.current())
     return None if learned is None else config_of(learned)

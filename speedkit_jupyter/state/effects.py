@@ -117,8 +117,7 @@ def _widgets() -> dict[str, Any]:
 
 
 def _figures() -> dict[int, Any]:
-    gcf = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
-    return getattr(gcf, "figs", {})
+    return getattr(getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None), "figs", {})
 
 
 # --- lasting effects ---

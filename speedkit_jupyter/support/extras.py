@@ -21,5 +21,4 @@ def provided(name: str) -> list[Any]:
     folders = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())
     modules = [f"{EXTRAS}.{one.name}.{name.lower()}" for one in folders]
     own = [getattr(import_module(module), name) for module in modules if find_spec(module)]
-    points = entry_points(group=EXTRAS)
-    return [*own, *(point.load() for point in points if point.attr == name)]
+    return [*own, *(point.load() for point in entry_points(group=EXTRAS) if point.attr == name)]

@@ -146,8 +146,7 @@ def test_models_share_no_knowledge_of_changing_sizes():
 
     for number in (2, 3):
         model, x = nn.Linear(number, 1), torch.ones(number, number)
-        call = CompiledCall(model, CompiledCode({"backend": noted}, [model], {}))
-        call(x)
+        CompiledCall(model, CompiledCode({"backend": noted}, [model], {}))(x)
     assert sizes == []
 
 

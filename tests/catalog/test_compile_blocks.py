@@ -152,8 +152,7 @@ def test_its_code_compiles_the_same_blocks_in_place(form, kind):
     model = Model(MAKES[kind])
     found = plan(SpeedConfig(compile=BLOCKS).alone(), facts=Facts.read(model))
     text = code(found, form, model=model)
-    begin = text.index("for name in (")
-    lines = text[begin:].split("\n\n")[0]
+    lines = text[text.index("for name in (") :].split("\n\n")[0]
     keys, plain = list(model.state_dict()), model(X)
     exec(lines, {"model": model, "torch": torch})
     # Versions without such limits may compile each block, if its class is torch's own.

@@ -73,6 +73,23 @@ def test_sgd_of_16_bit_parameters_stays_as_exact_as_it_was():
         assert "rounds 16-bit parameters" in context.plan["fused_optimizer"].reason
 
 
+def test_parameters_that_train_later_begin_their_momentum_like_without_the_plan():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+    plain = copy.deepcopy((net, optimizer))
+    for model, own in ((net, optimizer), plain):
+        model[0].requires_grad_(False)
+        if own is optimizer:
+            applied(model, own)
+        for number in range(4):
+            model[0].requires_grad_(number >= 2)
+            own.zero_grad()
+            model(torch.ones(1, 4)).sum().backward()
+            own.step()
+    torch.testing.assert_close(net.state_dict(), plain[0].state_dict())
+
+
 def test_an_optimizer_stays_fused_when_a_state_is_loaded():
     model, optimizer = stepped(torch.optim.AdamW)
     saved = copy.deepcopy(optimizer.state_dict())

@@ -126,8 +126,7 @@ def test_results_keep_their_structure_and_other_objects_stay_themselves(applied)
 
 def test_copies_and_files_are_of_the_plain_model(applied):
     net, _, _ = applied
-    file = io.BytesIO()
-    torch.save(net.state_dict(), file)
+    torch.save(net.state_dict(), io.BytesIO())
     twin = copy.deepcopy(net)
     twin(X)
     assert twin.seen[-1] == (torch.float32, False)
@@ -221,8 +220,7 @@ def test_a_frozen_weight_is_cast_once_and_computes_the_bits_of_autocast(change):
         with torch.autocast("cpu", torch.bfloat16):
             theirs = plain(x).float()
         assert torch.equal(ours, theirs)
-        grads = [torch.autograd.grad(one.sum(), x)[0] for one in (ours, theirs)]
-        assert torch.equal(*grads)
+        assert torch.equal(*[torch.autograd.grad(one.sum(), x)[0] for one in (ours, theirs)])
         with CountingCasts() as casts:
             net(x)
         assert casts.sizes.count(1024 * 512) == (2 if net.base.weight.requires_grad else 1)

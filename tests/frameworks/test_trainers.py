@@ -223,8 +223,7 @@ def test_the_line_has_the_arguments_that_are_proven_faster_and_counts_padding(tr
     advisor = advising.TrainerAdvisor(trainer, 1.0, "")
     assert "Nothing was measured within the budget" in advisor.advice().to_text()
     for record in advisor.result().records:
-        is_fast = record.name.startswith(("fused", "per_device"))
-        record.times_s = [1.0 if is_fast else 2.0] * 30
+        record.times_s = [1.0 if record.name.startswith(("fused", "per_device")) else 2.0] * 30
     told = advisor.advice().to_text()
     given = "per_device_train_batch_size=2, gradient_accumulation_steps=2"
     line = f'TrainingArguments(…, optim="adamw_torch_fused", {given})'

@@ -267,8 +267,7 @@ def test_what_happened_is_one_line():
 
 def test_cache_lists_and_deletes_code_and_names_a_folder_that_others_can_write_to(shell) -> None:
     assert ": 0 B" in shell.run("%speedkit cache")
-    folder = compile_cache.prepare()
-    (folder / compile_cache.COMPILED / "code.py").write_bytes(b"code")
+    (compile_cache.prepare() / compile_cache.COMPILED / "code.py").write_bytes(b"code")
     assert ": 4 B" in shell.run("%speedkit cache status")
     assert "Deleted 4 B of compiled code" in shell.run("%speedkit cache clear")
     compile_cache.prepare()

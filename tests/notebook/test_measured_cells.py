@@ -35,8 +35,7 @@ def test_a_cell_that_makes_a_model_and_is_run_again_holds_no_earlier_one(shell, 
     for _ in range(3):
         shell.run(f"{MADE}\n{CELLS[what]}")
     gc.collect()
-    alive = [reference() is not None for reference in made]
-    assert alive == [False] * 4 + [True] * 2
+    assert [reference() is not None for reference in made] == [False] * 4 + [True] * 2
     assert "ctx_net" not in shell.names
     shell.run("net = opt = held = None")
     gc.collect()

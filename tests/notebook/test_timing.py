@@ -45,8 +45,7 @@ def test_the_object_has_what_timeits_object_has(shell):
 
 @pytest.mark.smoke
 def test_o_returns_the_object_v_names_it_and_a_line_times_its_statement(shell):
-    result = shell.ip.run_cell_magic("speedbench", "-o -q -n 1 -r 1", "1 + 1")
-    assert isinstance(result, Timing)
+    assert isinstance(shell.ip.run_cell_magic("speedbench", "-o -q -n 1 -r 1", "1 + 1"), Timing)
     assert shell.ip.run_cell_magic("speedbench", "-q -n1 -r1 -v kept", "1 + 1") is None
     assert isinstance(shell.names["kept"], Timing)
     assert "per loop" in shell.run("%speedbench -n 1 -r 2 model(x)")

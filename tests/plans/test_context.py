@@ -86,8 +86,7 @@ def test_a_preview_is_the_plan_that_apply_makes(model, optimizer, first, then):
 
 def test_an_optimizer_made_after_applying_is_planned_for(model):
     context = apply_speedups(model)[1]
-    optimizer = torch.optim.AdamW(model.parameters())
-    found = preview(model, SpeedConfig(), [optimizer])
+    found = preview(model, SpeedConfig(), [torch.optim.AdamW(model.parameters())])
     assert found.plan["fused_optimizer"].active
     assert not found.pending  # the plan in force fuses it
     context.restore()

@@ -24,8 +24,7 @@ from speedkit_jupyter.support import units
 
 
 def record(name: str, factor: float, rounds: int = 40, **more) -> Record:
-    times = [0.01 * factor * (1 + i % 5 / 100) for i in range(rounds)]
-    return Record(name, times, 0.5, **more)
+    return Record(name, [0.01 * factor * (1 + i % 5 / 100) for i in range(rounds)], 0.5, **more)
 
 
 @pytest.mark.parametrize(

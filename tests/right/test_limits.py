@@ -18,8 +18,7 @@ def test_the_peak_is_the_most_that_is_held_at_once_beyond_the_state():
         del second
         torch.empty(MIB, dtype=torch.uint8)
 
-    held = [torch.empty(5 * MIB, dtype=torch.uint8)]
-    found = memory.needed(step, CPU, held)
+    found = memory.needed(step, CPU, [torch.empty(5 * MIB, dtype=torch.uint8)])
     assert found.state_bytes == 5 * MIB
     assert 8 * MIB <= found.peak_bytes < 8 * MIB + 2**16
 

@@ -41,8 +41,7 @@ def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
     measured = step_of(step)
     with pooled(measured, 1) as pool:
         reader = learning.StepReader(measured, Hardware.current())
-        given = [Variant("baseline")], Budget(10.0)
-        deque(pool.baseline(*given, reader.watching), maxlen=0)
+        deque(pool.baseline(*[Variant("baseline")], Budget(10.0), reader.watching), maxlen=0)
     seen = reader.facts(pool.runners["baseline"])
     return seen.setting, seen.task
 
@@ -126,8 +125,7 @@ def test_lengths_that_vary_are_read_as_any_and_numbers_of_samples_are_not(shapes
 def test_what_was_learned_applies_by_itself_with_number_and_day_as_its_reason(made):
     tune(made()[2], budget_s=4)
     network, optimizer, _ = made()
-    config = tuned(network, optimizer)
-    _, context = apply_speedups(network, config, optimizer=optimizer)
+    _, context = apply_speedups(network, tuned(network, optimizer), optimizer=optimizer)
     with context:
         decision = context.plan["fused_optimizer"]
         assert decision.active
@@ -140,8 +138,7 @@ def test_what_was_learned_applies_by_itself_with_number_and_day_as_its_reason(ma
 def test_that_nothing_helped_is_learned_so_that_no_rule_turns_it_on_and_a_search_goes_on(made):
     tune(made(seconds=lambda fused: 2 * LATE if fused else LATE)[2], budget_s=4)
     network, optimizer, step = made()
-    config = tuned(network, optimizer)
-    _, context = apply_speedups(network, config, optimizer=optimizer)
+    _, context = apply_speedups(network, tuned(network, optimizer), optimizer=optimizer)
     with context:
         assert not any(decision.active for decision in context.plan)
         assert "nothing was proven faster" in context.plan["fused_optimizer"].reason

@@ -54,8 +54,7 @@ def test_it_is_fused_inside_the_variants_steps_and_only_there(model, seen, made_
         kept.optimizer = optimizer if made_once else None
         train(model, optimizer, seen)
 
-    found = examined(step, ["fused_optimizer"], model)
-    fused = found.records[1]
+    fused = examined(step, ["fused_optimizer"], model).records[1]
     assert fused.applied == {"fused_optimizer": True}
     assert fused.failure is None
     assert fused.times_s

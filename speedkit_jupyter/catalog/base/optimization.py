@@ -261,8 +261,7 @@ def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Fa
         if not (missing := missing_name(error)):
             raise
         rule = f"torch {hardware.torch} has no {missing}, which this needs"
-        hint = "a newer SpeedKit may know it"
-        return request.decline(entry.as_is(facts), rule, hint=hint)
+        return request.decline(entry.as_is(facts), rule, hint="a newer SpeedKit may know it")
     is_rules = decision.active or decision.worth_measuring is not None
     if entry.effect is Effect.CHANGES_MODEL and is_rules and not request.explicit:
         return request.leave(entry.as_is(facts), BY_REQUEST)

@@ -170,7 +170,7 @@ class Method:
 
     def __init__(self, function: FunctionType, module: torch.nn.Module, name: str) -> None:
         own = getattr(module, name)  # has the name and signature that libraries read
-        update_wrapper(self, own.__wrapped__ if isinstance(own, Method) else own)
+        update_wrapper(self, vars(own)["__wrapped__"] if isinstance(own, Method) else own)
         self.function, self._module, self._name = function, module, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

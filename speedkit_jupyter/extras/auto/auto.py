@@ -18,6 +18,7 @@ from speedkit_jupyter.extras.auto.report import is_short, summary
 from speedkit_jupyter.extras.auto.steps import Remaining
 from speedkit_jupyter.extras.auto.tracebacks import hide_when_interrupted
 from speedkit_jupyter.plans.registry import is_measuring
+from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.busy_machine import BUSY, SELDOM, Interruptions
 from speedkit_jupyter.step.reachable import holding
 from speedkit_jupyter.support import arguments, messages
@@ -25,8 +26,9 @@ from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.interrupts import interrupts_delayed, uninterrupted
 
-# Default limit on the cost of races, as a share of the run's time.
-OVERHEAD = 0.02
+# Default limit on the cost of races, as a share of the run's time. In addition, ADDING_S seconds
+# may be spent on adding loops: some tasks make a new optimizer every few steps (Reptile, FedAvg).
+OVERHEAD, ADDING_S = 0.02, 0.2
 # The active `Auto` objects of all threads; a global, because torch's hooks are process-wide.
 RUNNING: list[Auto] = []
 
@@ -119,6 +121,7 @@ class Auto:
         self._discovery = Discovery(self._predicts, self._is_known)
         self._ignored: set[int] = set()
         self.is_paused, self.busy = True, ""
+        self._adding_s = self._began_s = 0.0
         self._load = Interruptions()
         # Only loops of this model and this optimizer race; None means all.
         self.only: tuple[torch.nn.Module | None, torch.optim.Optimizer | None] = None, None
@@ -147,6 +150,7 @@ class Auto:
             loop.begin_cell()
         self._ignored.clear()
         self.is_paused, self._load = False, Interruptions()
+        self._adding_s, self._began_s = 0.0, clock.now()
         self._discovery.begin()
 
     def end_cell(self, in_notebook: bool = True) -> list[str]:
@@ -217,11 +221,13 @@ class Auto:
 
     def _discovered(self, optimizer: torch.optim.Optimizer) -> None:
         """Note a new loop's optimizer step; add or refuse the loop once its period is known."""
-        found = self._discovery
+        found, overhead = self._discovery, self._options[0]
+        if self._adding_s > ADDING_S + overhead * (clock.now() - self._began_s):
+            return self._refuse([optimizer], "new optimizers come too often for races to pay off")
         found.begin()
         found.stepped(optimizer)
         if (period := found.period) is None:
-            return
+            return None
         optimizers = list({id(one): one for one in found.optimizers}.values())
         repeated = (one for one in found.models.values() if found.times[id(one)] > 1)
         models = [one for one in repeated if holding(optimizers, one)]
@@ -230,8 +236,11 @@ class Auto:
         elif not models:
             self._refuse(optimizers, "its model's calls are not seen (compiled?), or it has none")
         else:
+            begun_s = clock.now()
             self._add(models, optimizers, period, found)
+            self._adding_s += clock.now() - begun_s
         found.end()
+        return None
 
     def _predicts(self, model: torch.nn.Module) -> None:
         """Add the loop of a model that only predicts, unless it has one or a measurement runs."""

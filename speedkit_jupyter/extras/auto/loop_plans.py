@@ -41,8 +41,7 @@ class LoopPlans:
     """The plans for the models and optimizers of one loop, and the plan in force.
 
     `candidates` holds the plans by name, and `facts` describes the models without a plan.
-    `learned` has the proof of an earlier run's winner, by name. `trains` is false for models that
-    only predict.
+    `learned` has the proof of an earlier run's winner, by name. `trains` is false for prediction.
     """
 
     def __init__(

@@ -80,7 +80,7 @@ class Side:
             self._watch = PatchWatch()
         given = [one.copied(gradients=self._gradients) for one in drawn]
         self._set(drawn[0].weights)
-        check_inputs.seed_torch(drawn[0].seed)
+        check_inputs.seed_generators(drawn[0].seed)
         every = [t.device for one in given for t in tensors(one.inputs).values()]
         self.device = next((one for one in every if one.type != "cpu"), torch.device("cpu"))
         results = list[dict[str, Any]]()

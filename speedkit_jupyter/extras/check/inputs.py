@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from speedkit_jupyter.support.exceptions import ArgumentError
@@ -160,11 +161,11 @@ class InputSource:
         )
 
     def draw(self, size: Any, outputs: Values | None = None, expanded: bool = False) -> CallInputs:
-        """Seed torch; return new inputs and weights, and random incoming gradients for `outputs`.
+        """Return new inputs and weights, and random incoming gradients for `outputs`.
 
         With `expanded`, the gradients have a stride of 0. Raises ArgumentError for invalid inputs.
         """
-        seed_torch(self._random.getrandbits(60))
+        seed_generators(self._random.getrandbits(60))
         value = self._source(size) if self.takes_size else self._source()
         value = (value,) if isinstance(value, torch.Tensor) else value
         if not isinstance(value, Mapping | list | tuple):
@@ -222,7 +223,9 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
         return []
 
 
-def seed_torch(seed: int) -> None:
+def seed_generators(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:

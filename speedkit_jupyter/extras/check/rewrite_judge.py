@@ -97,16 +97,16 @@ class RewriteJudge:
 
     def _begin(self, one: SizeCheck) -> FirstCall | None:
         """Return a FirstCall; None without comparable results; StepError if equal calls differ."""
-        drawn = self._source.draw(one.size)
-        _, (result,) = self._reference.calls([drawn])
-        forms = result.forms.items()
-        unknown = [f"{name} is {kind}" for name, kind in forms if kind.endswith(inputs.UNKNOWN)]
-        if unknown or not result.values:
-            one.unchecked = ", ".join(unknown) or "the reference returns no numbers"
-            return None
-        outputs = {name: result.values[name] for name in result.differentiable}
-        drawn = self._source.draw(one.size, outputs)
-        _, (result,) = self._reference.calls([drawn])
+        outputs: inputs.Values = {}
+        for _ in range(2):  # the second call also has incoming gradients
+            drawn = self._source.draw(one.size, outputs)
+            _, (result,) = self._reference.calls([drawn])
+            forms = result.forms.items()
+            unknown = [f"{name} is {kind}" for name, kind in forms if kind.endswith(inputs.UNKNOWN)]
+            if unknown or not result.values:
+                one.unchecked = ", ".join(unknown) or "the reference returns no numbers"
+                return None
+            outputs = {name: result.values[name] for name in result.differentiable}
         of_all = (*result.values.values(), *drawn.weights.values())
         one.precision = lowest(*of_dtypes(t.dtype for t in of_all))
         limits = RoundingLimits(self._reference, one.precision, result.values)

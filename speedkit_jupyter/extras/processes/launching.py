@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.extras.processes import workers
 from speedkit_jupyter.extras.processes.packing import OWN, Pickler, taken, written
 from speedkit_jupyter.state.handlers.names import global_names
@@ -45,7 +47,8 @@ class Launch:
         with tempfile.TemporaryDirectory(dir=running.folder, ignore_cleanup_errors=True) as path:
             folder = Path(path)
             pickler.save(folder / "sent")
-            with closing(running.run(folder, *cell)) as states:
+            seed = int(torch.empty((), dtype=torch.int64).random_())  # as in a DataLoader
+            with closing(running.run(folder, *cell, seed)) as states:
                 for printed, ended in states:
                     outcomes = ended
                     yield printed

@@ -222,8 +222,7 @@ def content(value: Any) -> tuple[Any, ...] | None:
         return put_array, value.copy()
     if isinstance(value, type) or isinstance(made := reduced(value), str):
         return None
-    has_state = len(made) > 2 and made[2] is not None
-    return (put_state, made[2]) if has_state else (None, made[1])
+    return (put_state, made[2]) if len(made) > 2 and made[2] is not None else (None, made[1])
 
 
 def put_items(old: Any, items: list[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import joblib
+import numpy as np
 import torch
 
 from speedkit_jupyter.extras.processes.packing import OWN, VALUES, Reader, reply
@@ -22,9 +24,11 @@ from speedkit_jupyter.plans.context import SpeedContext, abandon, restore_all
 from speedkit_jupyter.plans.registry import planned_models
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue.confinement import patched
 
 # A cell fails if a rank waits this many seconds in a collective for a rank that has finished.
 ALONE_S = 10.0
+DESTROY = "destroy_process_group"
 
 
 @dataclass
@@ -65,13 +69,11 @@ def join(path: str, backend: str) -> None:
             dist.destroy_process_group()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
-    dist.init_process_group(
-        backend, init_method=f"file://{path}", rank=rank, world_size=size, device_id=device
-    )
+    dist.init_process_group(backend, f"file://{path}", rank=rank, world_size=size, device_id=device)
     dist.barrier()
 
 
-def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
+def run(folder: Path, source: str, bound: Collection[str], seed: int) -> Outcome:
     """Run a cell on the sent objects, then reset names and plans. Rank 0 also writes a reply."""
     shell = sys.modules["IPython"].get_ipython()
     outcome = Outcome(int(os.environ["RANK"]))
@@ -85,7 +87,12 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
         reader = Reader(folder / "sent", space)
         space.update(reader.read())
         given = dict(space)
-        done = shell.run_cell(source, store_history=False)
+        for seeded in (random.seed, torch.manual_seed, lambda one: np.random.seed(one % 2**32)):
+            seeded(seed + outcome.rank)
+        dist, ignore = torch.distributed, lambda original: lambda *_, **__: None
+        # The next cell needs the process group, which scripts destroy at their end.
+        with patched(dist, DESTROY, ignore), patched(dist.distributed_c10d, DESTROY, ignore):
+            done = shell.run_cell(source, store_history=False)
         if error := done.error_before_exec or done.error_in_exec:
             outcome.error = f"{type(error).__name__}: {error}"
         else:

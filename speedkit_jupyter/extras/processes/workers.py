@@ -141,13 +141,13 @@ class Workers:
         return None
 
     def run(
-        self, folder: Path, source: str, bound: Collection[str]
+        self, folder: Path, source: str, bound: Collection[str], seed: int
     ) -> Generator[tuple[Mapping[int, str], list[Outcome]], None, None]:
         """Run a cell. Yield each rank's output so far with [], and at the end with the outcomes.
 
         An error or Ctrl-C is raised after the ranks have formed a new group, or were stopped.
         """
-        sent = self._sent(run, folder, source, bound)
+        sent = self._sent(run, folder, source, bound, seed)
         try:
             for _ in self._waiting(sent):
                 yield _printed(sent), []

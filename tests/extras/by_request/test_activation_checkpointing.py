@@ -199,8 +199,7 @@ def test_where_nothing_is_kept_or_nothing_can_be_the_blocks_run_as_ever():
 @pytest.mark.parametrize("form", ["torch", "transformers"])
 def test_the_code_of_each_form_does_the_same(form):
     model, x = Stack(), torch.rand(3, 5, 4)
-    decided = plan(asked(), facts=Facts.read(model))
-    text = code(decided, form, model=model)
+    text = code(plan(asked(), facts=Facts.read(model)), form, model=model)
     lines = text[text.index("from functools") :].splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("for name in"))
     end = next(i for i, line in enumerate(lines) if "use_reentrant=False" in line)

@@ -267,8 +267,7 @@ def test_what_the_candidate_replaces_is_named_and_put_back(act, raises):
         return softmax(x)
 
     def state():
-        threads = torch.get_num_threads()
-        return [dict(vars(one)) for one in (torch.Tensor, math, time)], threads
+        return [dict(vars(one)) for one in (torch.Tensor, math, time)], torch.get_num_threads()
 
     before = state()
     faults = judged(candidate, softmax).faults

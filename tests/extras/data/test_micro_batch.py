@@ -35,8 +35,7 @@ def counted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def masked(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return the mean loss of the targets that are not -100."""
     kept = y != -100
-    losses = F.cross_entropy(model(x), y.clamp(0), reduction="none")
-    return (losses * kept).sum() / kept.sum()
+    return (F.cross_entropy(model(x), y.clamp(0), reduction="none") * kept).sum() / kept.sum()
 
 
 Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]

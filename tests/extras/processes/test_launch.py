@@ -243,6 +243,20 @@ def test_a_number_that_differs_by_rank_is_refused_until_it_is_bound_again():
     assert names["every"] == [7, 7]
 
 
+def test_a_seed_of_the_notebook_repeats_a_cell_and_its_process_group_stays():
+    def draw():
+        import torch.distributed as dist
+
+        every = [None, None]
+        dist.all_gather_object(every, (random.random(), float(torch.rand(()))))
+        dist.destroy_process_group()  # as at the end of a script
+        return every
+
+    found = [(torch.manual_seed(seed), launch(draw))[1] for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
+    assert found[0][0] != found[0][1]
+
+
 def test_twenty_launches_leave_no_file_or_thread():
     data = torch.zeros(1000)
 

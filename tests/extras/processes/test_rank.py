@@ -61,7 +61,7 @@ def test_nccl_is_bound_to_the_gpu_of_its_rank(gpus, rank, monkeypatch, backend, 
     gpus(2)
     rank(1, 2)
     given = {}
-    monkeypatch.setattr(dist, "init_process_group", lambda name, **more: given.update(more))
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **more: given.update(more))
     monkeypatch.setattr(dist, "barrier", lambda: None)
     ranks.join("/nowhere", backend)
     assert given["device_id"] == device

@@ -186,8 +186,7 @@ def test_accumulated_gradients_are_exchanged_once_and_are_those_of_the_whole_bat
     model, _ = made()
     data, labels = torch.arange(32.0).view(8, 4).sin(), torch.tensor([0, 1, -100, 1, 1, -100, 0, 0])
     stayed, found = launch(accumulated, made()[0], strategy, data, labels, n=2)
-    loss = nn.functional.cross_entropy(model(data), labels)
-    (2 * model(data).mean() + loss).backward()
+    (2 * model(data).mean() + nn.functional.cross_entropy(model(data), labels)).backward()
     assert stayed
     torch.testing.assert_close(found, [one.grad for one in model.parameters()])
 

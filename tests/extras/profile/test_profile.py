@@ -341,8 +341,7 @@ def test_compiling_is_told_apart_and_the_calls_after_it_do_none():
 @pytest.mark.real_time
 def test_what_is_known_until_ctrl_c_is_kept():
     net = nn.Linear(4, 2)
-    step = step_of(lambda: net(torch.ones(3, 4)).sum().backward(), net)
-    run_of = Profiler(step, 60, "")
+    run_of = Profiler(step_of(lambda: net(torch.ones(3, 4)).sum().backward(), net), 60, "")
 
     @interruptible_in_users_code
     def run() -> None:
