@@ -182,9 +182,8 @@ REQUIRED = SpeedConfig(compile={"enabled": True, "required": True}).alone()
 def network() -> nn.Module:
     """Return a network whose forward and backward pass have several kernels each."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4), nn.Softmax(-1)
-    )
+    layers = nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4), nn.Softmax(-1)
+    return nn.Sequential(*layers)
 
 
 def trained(model: nn.Module) -> list[torch.Tensor]:

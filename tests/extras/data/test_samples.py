@@ -83,9 +83,8 @@ def test_code_of_a_notebook_is_named_where_workers_are_spawned(monkeypatch: Any)
 
 
 def test_workers_are_tried_up_to_the_cores() -> None:
-    ways, declined = loader_settings.candidates(
-        DataLoader(Holding(1)), loader_settings.Samples(), 3
-    )
+    loader = DataLoader(Holding(1))
+    ways, declined = loader_settings.candidates(loader, loader_settings.Samples(), 3)
     assert [one.num_workers for one in ways] == [1, 2, 3]
     assert not declined
 
