@@ -102,7 +102,9 @@ def off() -> None:
 
 
 def percent(text: str) -> float:
-    return float(text.removesuffix("%")) / 100
+    if not 0 <= (number := float(text.removesuffix("%"))) <= 100:
+        raise ValueError  # argparse names the option and the value
+    return number / 100
 
 
 @command(

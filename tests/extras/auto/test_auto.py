@@ -354,6 +354,16 @@ def test_accumulated_gradients_belong_to_their_step(loop, running):
     assert sum(running.latest.totals.steps.values()) == 40
 
 
+def test_loops_with_ever_new_optimizers_are_left_alone_and_one_line_says_so(loop, running):
+    net, *_ = loop
+    for _ in range(40):
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        for _ in range(5):
+            net(torch.rand(4, 8)).sum().backward()
+            optimizer.step()
+    assert "new optimizers come too often" in running.end_cell()[-1]
+
+
 def test_short_steps_are_all_counted_also_when_the_cell_ends(loop, running, made_time):
     net, optimizer, _ = loop
     net.forward = lambda x: (made_time.sleep(0.001), net.last(net.first(x)))[1]
