@@ -41,7 +41,7 @@ def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
     measured = step_of(step)
     with pooled(measured, 1) as pool:
         reader = learning.StepReader(measured, Hardware.current())
-        deque(pool.baseline(*[Variant("baseline")], Budget(10.0), reader.watching), maxlen=0)
+        deque(pool.baseline([Variant("baseline")], Budget(10.0), reader.watching), maxlen=0)
     seen = reader.facts(pool.runners["baseline"])
     return seen.setting, seen.task
 
