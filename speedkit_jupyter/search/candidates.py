@@ -87,7 +87,7 @@ def candidates(
 ) -> list[Candidate]:
     """Return the plans with one part that affects at least one model, in the catalog's order.
 
-    Leave out optimizations in `keep`, those that change the model, and superseded ones.
+    Leave out optimizations that are in `keep`, change the model, or are superseded.
     """
     found: dict[str, Candidate] = {}
     for entry in CATALOG:

@@ -252,7 +252,7 @@ class TriedPlans:
         return sorted(filter(is_worth_it, others), key=promised, reverse=True)
 
     def rivals(self) -> list[Candidate]:
-        """Return up to two plans, those with the largest speed-ups above 1; the best is last."""
+        """Return up to two plans with the largest speed-ups above 1; the best is last."""
         speedups = self._speedups()
         able = [name for name in self.plans if speedups.get(name, 0.0) > 1]
         return [self.plans[name] for name in sorted(able, key=speedups.__getitem__)[-2:]]

@@ -26,7 +26,7 @@ CORE = (
 
 @cache
 def commands() -> dict[str, Command]:
-    """Return all subcommands by name, with those that extras add."""
+    """Return all subcommands by name, including subcommands of extras."""
     extras = [one for plugin in plugins.plugins() for one in plugin.commands]
     known = {entry.name: entry for entry in (*CORE, *extras)}
     topics = (*known, "help", *_bench_topics())

@@ -51,7 +51,7 @@ class Dicts(CompositeHandler):
 
 
 def _base(instance: Any) -> Any:
-    """Return OrderedDict or dict: their own methods are used, not those of a user's subclass."""
+    """Return OrderedDict or dict, whose own methods are used, not a user's subclass's methods."""
     return OrderedDict if isinstance(instance, OrderedDict) else dict
 
 
